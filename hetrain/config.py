@@ -1,0 +1,187 @@
+"""Structured schemas of every config group: keys, types, defaults and checks across keys.
+
+Hydra composes the YAML files of ``configs/``; ``resolve`` merges the result into these classes, so
+that a misspelt key or a wrong type is one ConfigError. Nothing here imports torch.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class SplitConfig:
+    """Shares (each <= 1) or row counts (> 1) of the prepared rows, cut by position: train first."""
+
+    train: float = 0.8
+    validation: float = 0.1
+    test: float = 0.1
+
+
+@dataclass
+class SampleConfig:
+    """The generated data set: Criteo's shape, skewed ids, labels drawn from a hidden model."""
+
+    rows: int = 200_000
+    dense: int = 13
+    cardinalities: list[int] = field(default_factory=list)  # empty: 26 columns of a small Criteo
+    zipf: float = 1.1
+    base_rate: float = 0.25
+    seed: int = 1
+
+
+@dataclass
+class DataConfig:
+    """Which prepared Parquet data set to read, and how ``hetrain prepare`` makes it."""
+
+    name: str = "sample"
+    path: str = "data/sample"
+    raw: str | None = None  # file or glob of raw logs, read by `prepare` alone
+    min_count: int = 1  # ids seen less often share id 0 (unseen or missing)
+    split: SplitConfig = field(default_factory=SplitConfig)
+    on_bad_row: str = "error"  # error | skip
+    shuffle: bool = True
+    shuffle_window: int = 65_536  # rows permuted together, per rank
+    prefetch: int = 4  # batches cut ahead of the step, per rank
+    sample: SampleConfig = field(default_factory=SampleConfig)
+
+
+@dataclass
+class DenseOptimizerConfig:
+    """Optimizer of the dense part: sgd | adagrad | adam | adamw."""
+
+    name: str = "adam"
+    lr: float = 0.001
+    weight_decay: float = 0.0
+    eps: float = 1e-8
+
+
+@dataclass
+class RowOptimizerConfig:
+    """Optimizer of the embedding rows: sgd | adagrad | rowwise_adagrad."""
+
+    name: str = "rowwise_adagrad"
+    lr: float = 0.02
+    eps: float = 1e-8
+
+
+@dataclass
+class ScheduleConfig:
+    """Learning-rate factor of both optimizers: linear warm-up, then decay to ``final`` at ``decay_steps``."""
+
+    warmup_steps: int = 0
+    decay: str = "none"  # none | linear | cosine
+    decay_steps: int = 0
+    final: float = 0.0
+
+
+@dataclass
+class OptimizerConfig:
+    """Both optimizers and the schedule they share."""
+
+    dense: DenseOptimizerConfig = field(default_factory=DenseOptimizerConfig)
+    rows: RowOptimizerConfig = field(default_factory=RowOptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+
+@dataclass
+class PlannerConfig:
+    """Where rows live. ``sharding_types`` limits what the planner may choose from."""
+
+    name: str = "torchrec"
+    sharding_types: list[str] = field(default_factory=lambda: ["data_parallel", "table_wise", "row_wise"])
+    memory_gib: float | None = None  # per rank; null: the device's own
+
+
+@dataclass
+class CacheConfig:
+    """A worker's cache of rows."""
+
+    capacity: float = 0.1  # <= 1: share of all rows; > 1: rows; 0: no row is kept between steps
+    policy: str = "lru"  # lru | lfu
+
+
+@dataclass
+class ConsistencyConfig:
+    """How fresh a row must be when it is read."""
+
+    mode: str = "bsp"  # bsp | het
+    staleness: float = 100  # updates (het); inf: no bound
+    clock: str = "max"  # max (the paper) | sum (a count of updates)
+    validation: str = "clock"  # clock (the paper)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+
+
+@dataclass
+class CommsConfig:
+    """What travels."""
+
+    name: str = "none"
+
+
+@dataclass
+class LaunchConfig:
+    """Processes of a run."""
+
+    nproc: int | None = None  # null: one per GPU, else 2
+    device: str = "auto"  # auto | cpu | cuda
+    threads: int | None = None  # compute threads per process; null: cores / processes
+    timeout_s: float = 300.0  # every collective and every wait
+    max_restarts: int = 0
+
+
+@dataclass
+class TrainConfig:
+    """The loop: batch size per rank, length, evaluation, early stopping."""
+
+    batch_size: int = 512
+    epochs: int = 1
+    max_steps: int | None = None
+    eval_every: int | None = None  # steps; null: at the end of each epoch
+    eval_batch_size: int = 4096
+    patience: int | None = None  # evaluations without a better validation AUC; null: no early stop
+
+
+@dataclass
+class CheckpointConfig:
+    """When weights are saved, how many are kept, and what a run starts from."""
+
+    every: int | None = None  # steps; null: at evaluations and at the end
+    keep: int = 2
+    resume: str = "auto"  # auto | never | a checkpoint folder
+
+
+@dataclass
+class TelemetryConfig:
+    """What is measured while training."""
+
+    log_every: int = 50  # steps
+    audit_every: int = 0  # steps between audit rounds; 0: none
+    tensorboard: bool = True
+
+
+@dataclass
+class StoreConfig:
+    """The embedding store of `het`."""
+
+    device: str = "cpu"  # where owners keep their rows
+    init_bound: float = 0.01  # rows start uniform in [-init_bound, init_bound)
+
+
+@dataclass
+class RunConfig:
+    """One training run."""
+
+    seed: int = 1
+    name: str | None = None  # folder under `runs`; null: experiment and time
+    runs: str = "runs"
+    data: DataConfig = field(default_factory=DataConfig)
+    model: dict[str, Any] = field(default_factory=dict)  # _target_ and its keyword arguments
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
+    consistency: ConsistencyConfig = field(default_factory=ConsistencyConfig)
+    comms: CommsConfig = field(default_factory=CommsConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)

@@ -1,0 +1,1 @@
+"""Columnar click logs: preparing, generating and reading batches."""

@@ -1,0 +1,72 @@
+"""One training step, for each way of keeping embeddings."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from hetrain.data.batch import Batch
+
+
+@dataclass
+class StepOutput:
+    """What one step on one rank leaves for the log. Padding (weight 0) is already taken out."""
+
+    loss: Tensor  # [] sum of this rank's example losses, detached
+    logits: Tensor  # [B] detached
+    labels: Tensor  # [B]
+    examples: int  # B
+    global_size: int  # examples of all ranks in this step
+    wait_comm_s: float  # seconds this rank waited for other ranks
+
+
+@dataclass
+class TablePiece:
+    """Rows `first_row .. first_row + n` of one table, as views of the engine's own memory."""
+
+    first_row: int
+    value: Tensor  # [n, D] float32
+    optimizer: dict[str, Tensor]  # name -> [n] or [n, D] float32
+
+
+@dataclass
+class EngineState:
+    """What a checkpoint holds. Tables are logical: by name, whatever plan, mode and world size."""
+
+    step: int  # optimizer steps taken
+    dense: dict[str, Tensor]  # parameters and buffers by name, equal on all ranks
+    dense_optimizer: dict[str, Any]  # torch optimizer state_dict, equal on all ranks
+    tables: dict[str, list[TablePiece]]  # table name -> this rank's pieces
+    replicated: frozenset[str]  # tables every rank holds whole
+    private: dict[str, Any]  # this rank's cache, pending updates, clocks: tensors and numbers
+    layout: dict[str, Any]  # mode, world size, plan, capacity: `private` fits only an equal layout
+
+
+class Engine(Protocol):
+    """The trainer's whole view of a consistency mode. In lockstep modes every method is collective."""
+
+    def step(self, batches: Iterator[Batch]) -> StepOutput | None:
+        """Train on the next batch; None when the iterator is exhausted."""
+        ...
+
+    def finish(self) -> None:
+        """Flush held-back updates, once, at the end of training."""
+        ...
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Logits [B] of a batch, every held-back update included; changes nothing."""
+        ...
+
+    def snapshot(self) -> AbstractContextManager["EngineState"]:
+        """State to save from, or to load into in place; held-back updates are merged while it is open."""
+        ...
+
+    def restore(self, state: "EngineState", private: dict[str, Any] | None) -> None:
+        """Take up what was loaded in place; `private` is this rank's own saved part, when it fits this run."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """Counters for the summary: cache, observed staleness; summed or maximised over ranks by the caller."""
+        ...

@@ -1,0 +1,35 @@
+"""Exceptions a user can meet, each with the exit code the command line ends with.
+
+A message names the key, its value, what was expected and what to do; the command line prints it
+without a traceback. Anything that is not a HetrainError is a defect of ours and keeps its traceback.
+"""
+
+
+class HetrainError(Exception):
+    """Base of every error that is the user's to mend."""
+
+    exit_code = 1
+
+
+class ConfigError(HetrainError):
+    """A config key, value or combination that cannot run. Raised before anything is allocated."""
+
+    exit_code = 2
+
+
+class DataError(HetrainError):
+    """Bad input data: names file, line, column and remedy."""
+
+    exit_code = 3
+
+
+class TrainingError(HetrainError):
+    """Training cannot go on: a non-finite loss, a peer that stopped answering."""
+
+    exit_code = 4
+
+
+class CheckpointError(HetrainError):
+    """A checkpoint that is missing, damaged or cannot be loaded into this run."""
+
+    exit_code = 5

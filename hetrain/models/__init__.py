@@ -1,0 +1,1 @@
+"""Networks over an injected embedding bag collection."""

@@ -1,0 +1,1 @@
+"""Owners of rows and workers' caches of them."""
