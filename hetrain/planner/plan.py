@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from hetrain.errors import ConfigError
@@ -107,7 +108,7 @@ def _check_cover(pieces: Iterable[Piece], table: Table) -> None:
     """Cut the columns at every piece's edge; within a strip the row ranges must follow each other."""
     held = list(pieces)
     edges = sorted({0, table.dim} | {p.first_column for p in held} | {p.first_column + p.columns for p in held})
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         row = 0
         strip = [p for p in held if p.first_column <= low and high <= p.first_column + p.columns]
         for p in sorted(strip, key=lambda p: p.first_row):
@@ -118,8 +119,8 @@ def _check_cover(pieces: Iterable[Piece], table: Table) -> None:
             if row == table.rows:
                 continue
         raise ConfigError(
-            f"plan: rows of table {table.name!r} must be held exactly once, but row {row} (columns {low} to {high - 1}) "
-            f"is held by none or by two ranks; {table.rows} rows are wanted"
+            f"plan: rows of table {table.name!r} must be held exactly once, but row {row} "
+            f"(columns {low} to {high - 1}) is held by none or by two ranks; {table.rows} rows are wanted"
         )
 
 
@@ -139,8 +140,8 @@ def _check_blocks(pieces: Sequence[Piece], table: Table, world_size: int, shardi
     for p in pieces:
         if p.first_row != p.rank * block:
             raise ConfigError(
-                f"plan: row-wise blocks of table {table.name!r} must be ceil({table.rows} / {world_size}) = {block} rows, "
-                f"but rank {p.rank} starts at row {p.first_row}; TorchRec trains such a plan silently wrong. "
+                f"plan: row-wise blocks of table {table.name!r} must be ceil({table.rows} / {world_size}) = "
+                f"{block} rows, but rank {p.rank} starts at row {p.first_row}; TorchRec trains such a plan silently wrong. "
                 "Leave row_wise out of planner.sharding_types"
             )
     if len(pieces) != world_size:
