@@ -141,7 +141,7 @@ def _check_blocks(pieces: Sequence[Piece], table: Table, world_size: int, shardi
         if p.first_row != p.rank * block:
             raise ConfigError(
                 f"plan: row-wise blocks of table {table.name!r} must be ceil({table.rows} / {world_size}) = "
-                f"{block} rows, but rank {p.rank} starts at row {p.first_row}; TorchRec trains such a plan silently wrong. "
+                f"{block} rows, but rank {p.rank} starts at row {p.first_row}; TorchRec would train silently wrong. "
                 "Leave row_wise out of planner.sharding_types"
             )
     if len(pieces) != world_size:
