@@ -1,0 +1,37 @@
+"""Runs `hetrain train` cells as a user would and keeps one JSON line per finished cell.
+
+A cell is a name and a list of overrides. Cells already in the output file are skipped, so that a
+stopped benchmark goes on where it was.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def finished(out: Path) -> dict[str, dict[str, Any]]:
+    """Cells of an earlier run by name."""
+    if not out.exists():
+        return {}
+    rows = (json.loads(line) for line in out.read_text().splitlines())
+    return {row["cell"]: row for row in rows}
+
+
+def run_cell(name: str, overrides: Iterable[str], out: Path, runs: Path) -> dict[str, Any]:
+    """The summary of one run, trained now or taken from `out`; stops the benchmark when the run fails."""
+    done = finished(out)
+    if name in done:
+        return done[name]
+    command = [sys.executable, "-m", "hetrain", "train", *overrides, f"runs={runs}", f"name={name}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        sys.exit(f"cell {name} failed ({result.returncode}):\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}")
+    summary: dict[str, Any] = json.loads((runs / name / "summary.json").read_text())
+    row = {"cell": name, **summary}
+    with out.open("a") as f:
+        f.write(json.dumps(row) + "\n")
+    print(f"{name}: auc {row['auc']:.5f} logloss {row['logloss']:.5f}", flush=True)
+    return row
