@@ -1,0 +1,95 @@
+"""Dense gradients: DistributedDataParallel with a hook that sums them and counts what it costs."""
+
+import time
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+
+from hetrain.telemetry import Traffic
+
+
+class DenseReducer:
+    """A communication hook of DDP: all-reduce with SUM, bytes counted, waiting measured.
+
+    Gradients are summed, never averaged, since each rank's loss is already divided by the number of
+    examples of all ranks. Bytes are what a ring sends from each rank: 2 (W - 1) / W of the buffer.
+    """
+
+    def __init__(self, traffic: Traffic, group: dist.ProcessGroup | None = None) -> None:
+        self._traffic = traffic
+        self._group = group
+        self._world_size = dist.get_world_size(group) if dist.is_initialized() else 1
+        self._in_flight: list[torch.futures.Future[list[Tensor]]] = []
+        self._waited_s = 0.0
+
+    @property
+    def world_size(self) -> int:
+        """Ranks the gradients are summed over."""
+        return self._world_size
+
+    def attach(self, module: DistributedDataParallel) -> None:
+        """Make `module` reduce its gradients here; once per module."""
+        module.register_comm_hook(None, self._reduce)
+
+    def take_wait_s(self) -> float:
+        """Seconds waited at the end of backward since the last call."""
+        waited, self._waited_s = self._waited_s, 0.0
+        return waited
+
+    def count_broadcast(self, nbytes: int) -> None:
+        """Count a broadcast of `nbytes` to all ranks: each rank's mean share of what is sent."""
+        self._traffic.add("dense", nbytes * (self._world_size - 1) // self._world_size)
+
+    def _reduce(self, _: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        buffer = bucket.buffer()
+        nbytes = buffer.numel() * buffer.element_size()
+        self._traffic.add("dense", 2 * nbytes * (self._world_size - 1) // self._world_size)
+        if not self._in_flight:
+            # Callbacks run in the order they were queued once backward is done, and DDP queues its
+            # own, which waits, after its last bucket: this one runs first and measures the waiting.
+            Variable._execution_engine.queue_callback(self._wait)
+        work = dist.all_reduce(buffer, group=self._group, async_op=True)
+        assert work is not None
+        future: torch.futures.Future[list[Tensor]] = work.get_future()
+        self._in_flight.append(future)
+        return future.then(_first)
+
+    def _wait(self) -> None:
+        start = time.perf_counter()
+        for future in self._in_flight:
+            future.wait()
+        self._in_flight.clear()
+        self._waited_s += time.perf_counter() - start
+
+
+def _first(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+    return future.value()[0]
+
+
+def wrap_dense(module: nn.Module, reducer: DenseReducer, ignore: Iterable[str] = ()) -> nn.Module:
+    """`module` with its dense gradients summed over all ranks; with one rank, `module` itself.
+
+    Every parameter must take part in every backward, on a rank whose batch is empty too: a forward
+    on B = 0 examples does. Weights are made equal to rank 0's here, once; buffers are left alone.
+
+    Args:
+        module: a network whose parameters are dense.
+        reducer: counts and measures; serves this module alone.
+        ignore: names of parameters and buffers that are not dense (trained elsewhere).
+    """
+    if reducer.world_size == 1:
+        return module
+    ignored = set(ignore)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, list(ignored))
+    wrapped = DistributedDataParallel(
+        module, process_group=reducer._group, broadcast_buffers=False, gradient_as_bucket_view=True
+    )
+    sent = [p for n, p in [*module.named_parameters(), *module.named_buffers()] if n not in ignored]
+    reducer.count_broadcast(sum(p.numel() * p.element_size() for p in sent))
+    reducer.attach(wrapped)
+    return wrapped
