@@ -1,0 +1,142 @@
+"""Exact metrics over the examples of all ranks, equal on every rank.
+
+Logits and labels of all ranks meet on rank 0 (5 bytes an example); averaging per-rank AUCs would be wrong.
+"""
+
+import math
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from hetrain.data.batch import Batch
+from hetrain.errors import TrainingError
+
+
+class Predictor(Protocol):
+    """The part of an Engine that evaluation uses; both methods are collective."""
+
+    def evaluating(self) -> AbstractContextManager[object]:
+        """Held-back updates are visible while it is open; closing it leaves training as it was."""
+        ...
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Logits [B]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Quality on one split. NaN where a number is not defined."""
+
+    auc: float  # NaN without both classes
+    logloss: float  # nats per example
+    normalized_entropy: float  # logloss / entropy of the base rate (He et al. 2014, section 2)
+    base_rate: float  # share of positive labels
+    examples: int
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """For JSON, which has no NaN: undefined numbers are None."""
+        return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(self).items()}
+
+
+def area_under_roc(logits: Tensor, labels: Tensor) -> float:
+    """AUC of scores [n] against labels [n] in {0, 1}; a tie counts half; NaN when a class is missing.
+
+    The Mann-Whitney form: for each distinct score, its positives beat every negative of a lower score.
+    """
+    scores, order = torch.sort(logits)
+    positive = labels[order].double()
+    _, group_sizes = torch.unique_consecutive(scores, return_counts=True)
+    ends = torch.cumsum(group_sizes, 0) - 1
+    seen = torch.cumsum(positive, 0)[ends]
+    group_positive = torch.diff(seen, prepend=seen.new_zeros(1))
+    group_negative = group_sizes.double() - group_positive
+    negatives_below = torch.cumsum(group_negative, 0) - group_negative
+    pairs = group_positive.sum() * group_negative.sum()
+    if pairs == 0:
+        return math.nan
+    return float((group_positive * (negatives_below + group_negative / 2)).sum() / pairs)
+
+
+def compute_metrics(logits: Tensor, labels: Tensor) -> Metrics:
+    """Metrics of all examples: logits [n] float32, labels [n] in {0, 1}."""
+    n = int(labels.shape[0])
+    if n == 0:
+        return Metrics(math.nan, math.nan, math.nan, math.nan, 0)
+    x, y = logits.double(), labels.double()
+    logloss = float((F.softplus(x) - y * x).mean())
+    rate = float(y.mean())
+    entropy = -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0)
+    return Metrics(
+        auc=area_under_roc(logits, labels),
+        logloss=logloss,
+        normalized_entropy=logloss / entropy if entropy > 0 else math.nan,
+        base_rate=rate,
+        examples=n,
+    )
+
+
+def evaluate(engine: Predictor, batches: Iterable[Batch], group: dist.ProcessGroup | None = None) -> Metrics:
+    """Metrics of this rank's `batches` and those of all other ranks, the same on every rank.
+
+    Collective: every rank passes equally many batches (some may be empty). `group` has a backend for CPU
+    tensors; None without other ranks. Raises TrainingError on every rank when a prediction is not finite.
+    """
+    logits: list[Tensor] = []
+    labels: list[Tensor] = []
+    # Dropout and the like are off while predicting; a model of the user's that draws all the same must not
+    # shift the random numbers of training, or how often one evaluates would alter the result.
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), engine.evaluating():
+        for batch in batches:
+            score = engine.predict(batch).detach().float().cpu()
+            label = batch.labels.cpu()
+            if batch.weights is not None:
+                kept = batch.weights.cpu() > 0
+                score, label = score[kept], label[kept]
+            logits.append(score)
+            labels.append(label)
+    metrics = _over_all_ranks(_concat(logits), _concat(labels), group)
+    if metrics.examples and not math.isfinite(metrics.logloss):
+        raise TrainingError(
+            "evaluation met a prediction that is not finite: the weights have diverged. "
+            "Lower optimizer.dense.lr or optimizer.rows.lr, or add optimizer.schedule.warmup_steps."
+        )
+    return metrics
+
+
+def _concat(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def _over_all_ranks(logits: Tensor, labels: Tensor, group: dist.ProcessGroup | None) -> Metrics:
+    if group is None or dist.get_world_size(group) == 1:
+        return compute_metrics(logits, labels)
+    all_logits = gather(logits, group)
+    all_labels = gather(labels.to(torch.uint8), group)
+    numbers = torch.zeros(5, dtype=torch.float64)
+    if all_logits is not None and all_labels is not None:
+        m = compute_metrics(torch.cat(all_logits), torch.cat(all_labels))
+        numbers = torch.tensor([m.auc, m.logloss, m.normalized_entropy, m.base_rate, m.examples], dtype=torch.float64)
+    dist.broadcast(numbers, group_src=0, group=group)
+    auc, logloss, entropy, rate, examples = numbers.tolist()
+    return Metrics(auc, logloss, entropy, rate, int(examples))
+
+
+def gather(values: Tensor, group: dist.ProcessGroup) -> list[Tensor] | None:
+    """Every rank's 1-d CPU tensor, of any length, on rank 0 in rank order; None elsewhere."""
+    world_size, rank = dist.get_world_size(group), dist.get_rank(group)
+    sizes = torch.zeros(world_size, dtype=torch.int64)
+    sizes[rank] = values.shape[0]
+    dist.all_reduce(sizes, group=group)
+    # gloo's gather wants equal sizes
+    padded = torch.zeros(int(sizes.max()), dtype=values.dtype)
+    padded[: values.shape[0]] = values
+    out = [torch.zeros_like(padded) for _ in range(world_size)] if rank == 0 else None
+    dist.gather(padded, out, group_dst=0, group=group)
+    return None if out is None else [part[:n] for part, n in zip(out, sizes.tolist(), strict=True)]
