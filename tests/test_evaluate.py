@@ -30,7 +30,9 @@ class Echo:
 
 def batch_of(logits, labels, weights=None):
     n = len(logits)
-    sparse = KeyedJaggedTensor(keys=["a"], values=torch.zeros(n, dtype=torch.long), lengths=torch.ones(n, dtype=torch.int32))
+    sparse = KeyedJaggedTensor(
+        keys=["a"], values=torch.zeros(n, dtype=torch.long), lengths=torch.ones(n, dtype=torch.int32)
+    )
     return Batch(torch.as_tensor(logits).float().reshape(n, 1), sparse, torch.as_tensor(labels).float(), n, weights)
 
 

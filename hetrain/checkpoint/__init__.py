@@ -1,0 +1,171 @@
+"""Checkpoints: logical (tables by name), atomic (written aside, then renamed), exact.
+
+``checkpoints/step_N/`` holds ``tables/`` (torch.distributed.checkpoint), ``dense.pt``, one ``rank_R.pt`` per rank
+with what fits only an equal layout (cache, pending updates, clocks, random numbers), and ``meta.json``, written last.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+
+from hetrain.checkpoint.folder import (
+    ASIDE,
+    FORMAT,
+    best,
+    check_files,
+    clean,
+    newest,
+    prune,
+    publish,
+    read_meta,
+    step_folder,
+)
+from hetrain.checkpoint.tables import load_tables, save_tables
+from hetrain.engine import Engine, EngineState
+from hetrain.errors import CheckpointError
+from hetrain.ranks import Ranks
+
+__all__ = ["Loaded", "best", "clean", "load", "newest", "prune", "read_meta", "save", "step_folder"]
+
+DENSE, TABLES = "dense.pt", "tables"
+# A full disk is an OSError from Python's writers and a RuntimeError from torch's.
+WRITE_FAILURES = (OSError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a run takes up besides the engine's state."""
+
+    step: int
+    reader: dict[str, Any]  # Reader.state_dict()
+    meta: dict[str, Any]
+    exact: bool  # caches, clocks and random numbers were taken up too: the run goes on bit for bit
+
+
+def save(engine: Engine, path: Path, ranks: Ranks, *, reader: dict[str, Any], about: dict[str, Any]) -> None:
+    """Write a checkpoint folder at `path`, replacing one of that name. Collective.
+
+    `reader` is Reader.state_dict(); `about` (JSON: metrics, versions) goes into meta.json. Raises CheckpointError on
+    every rank when any rank could not write; what was written before stays as it was.
+    """
+    aside = path.with_name(path.name + ASIDE)
+
+    def failed(reason: str) -> CheckpointError:
+        if ranks.first:
+            shutil.rmtree(aside, ignore_errors=True)
+        return CheckpointError(
+            f"checkpoint {path} could not be written ({reason}). Earlier checkpoints are untouched; "
+            "free disk space or set checkpoint.keep=1, then start again to resume."
+        )
+
+    ranks.together(lambda: _make_fresh(aside) if ranks.first else None, WRITE_FAILURES, failed)
+    with engine.snapshot() as state:
+        ranks.together(lambda: _write_local(state, aside, ranks, reader), WRITE_FAILURES, failed)
+        try:
+            save_tables(state, aside / TABLES, ranks)
+        except CheckpointException as e:
+            raise failed("; ".join(f"rank {rank}: {failure[0]}" for rank, failure in e.failures.items())) from e
+        meta = {"format": FORMAT, "step": state.step, "layout": _plain(state.layout), **about}
+    ranks.together(lambda: _replace(meta, aside, path) if ranks.first else None, WRITE_FAILURES, failed)
+
+
+def load(engine: Engine, path: Path, ranks: Ranks) -> Loaded:
+    """Put a checkpoint, whatever plan and world size wrote it, into `engine`. Collective.
+
+    Raises CheckpointError on every rank when it is missing, damaged or of another model or data set.
+    """
+    meta: dict[str, Any] = {}
+
+    def check() -> None:
+        meta.update(read_meta(path))
+        check_files(path, meta)
+
+    ranks.together(check, (CheckpointError,), CheckpointError)
+    dense = _read(path / DENSE)
+    with engine.snapshot() as state:
+        load_tables(state, path / TABLES, ranks)
+        ranks.together(lambda: _fill_dense(state, dense, path), (CheckpointError,), CheckpointError)
+        state.step = meta["step"]
+        exact = _plain(state.layout) == meta["layout"]
+    private = _read(path / f"rank_{ranks.rank}.pt") if exact else None
+    engine.restore(state, None if private is None else private["engine"])
+    if private is not None:
+        _set_random_state(private["random"])
+    return Loaded(meta["step"], dense["reader"], meta, exact)
+
+
+def _make_fresh(aside: Path) -> None:
+    if aside.exists():
+        shutil.rmtree(aside)
+    aside.mkdir(parents=True)
+
+
+def _write_local(state: EngineState, aside: Path, ranks: Ranks, reader: dict[str, Any]) -> None:
+    _write(aside / f"rank_{ranks.rank}.pt", {"engine": state.private, "random": _random_state()})
+    if ranks.first:
+        _write(aside / DENSE, {"dense": state.dense, "optimizer": state.dense_optimizer, "reader": reader})
+
+
+def _write(file: Path, value: dict[str, Any]) -> None:
+    with file.open("wb") as f:
+        torch.save(value, f)
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as e:
+        # a damaged zip or pickle raises whatever its bytes lead to
+        raise CheckpointError(f"{file} is damaged ({e}). Remove its checkpoint and use an older one.") from e
+    return value
+
+
+def _replace(meta: dict[str, Any], aside: Path, path: Path) -> None:
+    """Publish `aside` as `path`; the folder it replaces is removed once the new one is whole."""
+    old = path.with_name(path.name + ".old" + ASIDE)
+    if path.exists():
+        path.rename(old)
+    publish(meta, aside, path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _fill_dense(state: EngineState, saved: dict[str, Any], path: Path) -> None:
+    """Copy parameters in place; hand the optimizer's state over by reference."""
+    for name, value in state.dense.items():
+        found = saved["dense"].get(name)
+        if found is None or found.shape != value.shape:
+            shape = "is missing" if found is None else f"is {list(found.shape)}"
+            raise CheckpointError(
+                f"parameter {name!r} {shape} in {path} and {list(value.shape)} in this run; "
+                "model.* must be that of the checkpoint (its run folder's config.yaml)."
+            )
+        with torch.no_grad():
+            value.copy_(found)
+    state.dense_optimizer = saved["optimizer"]
+
+
+def _plain(layout: dict[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back: tuples are lists, keys are strings."""
+    plain: dict[str, Any] = json.loads(json.dumps(layout))
+    return plain
+
+
+def _random_state() -> dict[str, Any]:
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,119 @@
+"""The folder `checkpoints/`: which checkpoints are complete, which are kept."""
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hetrain.errors import CheckpointError
+
+FORMAT = 1
+META = "meta.json"
+ASIDE = ".tmp"  # suffix of a checkpoint that is being written
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """Where the checkpoint of `step` lies."""
+    return folder / f"step_{step}"
+
+
+def complete(folder: Path) -> list[tuple[int, Path]]:
+    """(step, path) of every complete checkpoint in `folder`, oldest first. What lies aside is not complete."""
+    found = []
+    for path in folder.glob("step_*"):
+        number = path.name.removeprefix("step_")
+        if number.isdigit() and (path / META).is_file():
+            found.append((int(number), path))
+    return sorted(found)
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest complete checkpoint in `folder`, or None."""
+    found = complete(folder)
+    return found[-1][1] if found else None
+
+
+def best(folder: Path) -> Path | None:
+    """The checkpoint of the highest validation AUC, the earliest of equals; None when none has one."""
+    scored = [(_validation_auc(path), -step, path) for step, path in complete(folder)]
+    scored = [s for s in scored if not math.isnan(s[0])]
+    return max(scored)[2] if scored else None
+
+
+def _validation_auc(path: Path) -> float:
+    try:
+        validation = read_meta(path).get("validation") or {}
+    except CheckpointError:  # a damaged checkpoint is nobody's best; loading it says what is wrong
+        return math.nan
+    auc = validation.get("auc")
+    return math.nan if auc is None else float(auc)
+
+
+def clean(folder: Path) -> None:
+    """Remove what an interrupted save left behind."""
+    for path in folder.glob(f"step_*{ASIDE}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` and the best."""
+    spared = best(folder)
+    for _, path in complete(folder)[:-keep]:
+        if path != spared:
+            # renamed first, so that a half-removed checkpoint is never taken for a complete one
+            doomed = path.with_name(path.name + ASIDE)
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """meta.json of a checkpoint. Raises CheckpointError when it is missing, damaged or of another format."""
+    file = path / META
+    try:
+        meta: dict[str, Any] = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"no checkpoint at {path}: {META} is missing. Name a run folder or a folder like checkpoints/step_100."
+        ) from None
+    except (OSError, ValueError) as e:
+        raise CheckpointError(f"{file} is damaged ({e}). Remove {path} and use an older checkpoint.") from e
+    if meta.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{file} has format {meta.get('format')!r}, this version reads {FORMAT}. Use the hetrain that wrote it."
+        )
+    return meta
+
+
+def check_files(path: Path, meta: dict[str, Any]) -> None:
+    """Raise CheckpointError when a file of the checkpoint is missing or has another length than when written."""
+    for name, size in meta["files"].items():
+        file = path / name
+        found = file.stat().st_size if file.is_file() else None
+        if found != size:
+            state = "is missing" if found is None else f"has {found} bytes, {size} were written"
+            raise CheckpointError(f"{file} {state}. Remove {path} and use an older checkpoint.")
+
+
+def publish(meta: dict[str, Any], aside: Path, path: Path) -> None:
+    """Write meta.json into `aside` and rename it to `path`, durably: after a crash it is there whole or not at all."""
+    meta = meta | {
+        "files": {f.relative_to(aside).as_posix(): f.stat().st_size for f in sorted(aside.rglob("*")) if f.is_file()}
+    }
+    with (aside / META).open("w") as f:
+        json.dump(meta, f, indent=1)
+        f.flush()
+        os.fsync(f.fileno())
+    sync_folder(aside)
+    aside.rename(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,218 @@
+"""Tables on disk through torch.distributed.checkpoint: one logical tensor per table, whatever plan cut it.
+
+A rank writes its own row ranges and reads the ranges it needs; DCP finds the overlaps, so any plan and world size
+can read what another wrote. Row ranges may be uneven, which TorchRec's own ShardedTensors cannot express.
+"""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from hetrain.engine import EngineState, TablePiece
+from hetrain.errors import CheckpointError
+from hetrain.ranks import Ranks
+
+WEIGHT = "weight"
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows `first_row ..` of the logical tensor `name`, a view of the engine's memory."""
+
+    name: str
+    first_row: int
+    value: Tensor  # [n] or [n, D]
+
+    @property
+    def chunk(self) -> ChunkStorageMetadata:
+        offsets = [self.first_row] + [0] * (self.value.dim() - 1)
+        return ChunkStorageMetadata(torch.Size(offsets), self.value.shape)
+
+    @property
+    def end(self) -> int:
+        return self.first_row + int(self.value.shape[0])
+
+
+def _rows_of(table: str, pieces: list[TablePiece]) -> Iterator[_Rows]:
+    for piece in pieces:
+        if piece.value.shape[0]:
+            yield _Rows(f"{table}.{WEIGHT}", piece.first_row, piece.value)
+            for key, value in piece.optimizer.items():
+                yield _Rows(f"{table}.{key}", piece.first_row, value)
+
+
+def _all_rows(state: EngineState) -> list[_Rows]:
+    return [rows for table, pieces in state.tables.items() for rows in _rows_of(table, pieces)]
+
+
+def _logical_rows(rows: list[_Rows], ranks: Ranks) -> dict[str, int]:
+    """Rows of each logical tensor: the highest end of any rank's piece."""
+    mine: dict[str, int] = {}
+    for r in rows:
+        mine[r.name] = max(mine.get(r.name, 0), r.end)
+    merged: dict[str, int] = {}
+    for other in ranks.gather(mine):
+        for name, end in other.items():
+            merged[name] = max(merged.get(name, 0), end)
+    return merged
+
+
+class _Save(DefaultSavePlanner):
+    """Plans one write per piece."""
+
+    def __init__(self, rows: list[_Rows], logical_rows: dict[str, int]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._rows = {(r.name, r.first_row): r for r in rows}
+        self._logical_rows = logical_rows
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
+        """The pieces are known already."""
+        self.is_coordinator = is_coordinator
+
+    def create_local_plan(self) -> SavePlan:
+        """This rank's pieces."""
+        self.plan = SavePlan([self._item(r) for r in self._rows.values()])
+        return self.plan
+
+    def _item(self, rows: _Rows) -> WriteItem:
+        size = torch.Size([self._logical_rows[rows.name], *rows.value.shape[1:]])
+        data = TensorWriteData(rows.chunk, TensorProperties.create_from_tensor(rows.value), size)
+        return WriteItem(MetadataIndex(rows.name, rows.chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        """The piece a planned write is about."""
+        offset = write_item.index.offset
+        assert offset is not None  # set by _item
+        return self._rows[write_item.index.fqn, offset[0]].value
+
+
+class _Load(DefaultLoadPlanner):
+    """Plans the reads that fill this rank's pieces in place."""
+
+    def __init__(self, rows: list[_Rows]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._rows = {(r.name, r.first_row): r for r in rows}
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """The pieces are known already."""
+        self.metadata = metadata
+        self.is_coordinator = is_coordinator
+
+    def create_local_plan(self) -> LoadPlan:
+        """One read per overlap of a piece with what was written."""
+        assert self.metadata is not None  # the reader found it
+        items: list[ReadItem] = []
+        for r in self._rows.values():
+            saved = self.metadata.state_dict_metadata[r.name]
+            assert isinstance(saved, TensorStorageMetadata)  # tables are tensors, checked in load_tables
+            items += create_read_items_for_chunk_list(r.name, saved, [r.chunk])
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        """The piece a planned read is about."""
+        assert index.offset is not None
+        return self._rows[index.fqn, index.offset[0]].value
+
+
+def save_tables(state: EngineState, folder: Path, ranks: Ranks) -> None:
+    """Write every table's weights and row-optimizer state. Collective.
+
+    Replicated tables are written by rank 0 alone. Raises CheckpointException on every rank when one failed.
+    """
+    rows = [
+        r
+        for table, pieces in state.tables.items()
+        if ranks.first or table not in state.replicated
+        for r in _rows_of(table, pieces)
+    ]
+    planner = _Save(rows, _logical_rows(rows, ranks))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # "torch.distributed is disabled": true at one rank
+        save(
+            {},
+            storage_writer=FileSystemWriter(folder, sync_files=True),
+            planner=planner,
+            process_group=ranks.group,
+            no_dist=ranks.group is None,
+        )
+
+
+def load_tables(state: EngineState, folder: Path, ranks: Ranks) -> None:
+    """Fill the pieces of `state` in place. Collective.
+
+    Raises CheckpointError naming the table when its rows, width or optimizer state are not those of this run, and
+    when a file is damaged.
+    """
+    rows = _all_rows(state)
+    reader = FileSystemReader(folder)
+    logical = _logical_rows(rows, ranks)
+    ranks.together(
+        lambda: _check_fits(rows, logical, _metadata(reader, folder), folder),
+        (CheckpointError,),
+        CheckpointError,
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            load({}, storage_reader=reader, planner=_Load(rows), process_group=ranks.group, no_dist=ranks.group is None)
+    except CheckpointException as e:
+        reasons = "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in e.failures.items())
+        raise CheckpointError(f"{folder} is damaged ({reasons}). Use an older checkpoint.") from e
+
+
+def _metadata(reader: FileSystemReader, folder: Path) -> Metadata:
+    try:
+        return reader.read_metadata()
+    except Exception as e:
+        # a damaged pickle raises whatever its bytes lead to
+        raise CheckpointError(f"{folder}/.metadata is damaged ({e}). Use an older checkpoint.") from e
+
+
+def _check_fits(rows: list[_Rows], logical_rows: dict[str, int], saved: Metadata, folder: Path) -> None:
+    for r in rows:
+        table, _, part = r.name.rpartition(".")
+        found = saved.state_dict_metadata.get(r.name)
+        if not isinstance(found, TensorStorageMetadata):
+            if part == WEIGHT:
+                raise CheckpointError(f"{folder} has no table {table!r}; this run's data or model is another one.")
+            raise CheckpointError(
+                f"{folder} has no optimizer state {part!r} of table {table!r}: it was written with another "
+                "optimizer.rows.name. Use that one, or start anew with checkpoint.resume=never."
+            )
+        expected = torch.Size([logical_rows[r.name], *r.value.shape[1:]])
+        if found.size != expected:
+            raise CheckpointError(
+                f"{part} of table {table!r} is {list(found.size)} in {folder} and {list(expected)} in this run; "
+                "the data set, model.embedding_dim and optimizer.rows.name must be those of the checkpoint."
+            )

@@ -1,0 +1,48 @@
+"""The ranks of a run as the trainer, checkpoints and the summary see them: who am I, and do all agree."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from hetrain.errors import HetrainError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """All ranks of a run. `group` has a backend for CPU tensors; None at one rank without a process group."""
+
+    rank: int = 0
+    world_size: int = 1
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes what is written once."""
+        return self.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's picklable value, in rank order, on every rank."""
+        if self.group is None:
+            return [value]
+        out: list[Any] = [None] * self.world_size
+        dist.all_gather_object(out, value, group=self.group)
+        return out
+
+    def together(
+        self, work: Callable[[], None], failures: tuple[type[Exception], ...], error: Callable[[str], HetrainError]
+    ) -> None:
+        """Do local work on every rank; when one of `failures` meets any rank, all raise `error(what happened)`.
+
+        Collective. Without this a rank that failed alone would leave the others waiting for it.
+        """
+        mine: Exception | None = None
+        try:
+            work()
+        except failures as e:
+            mine = e
+        texts = self.gather(None if mine is None else f"rank {self.rank}: {type(mine).__name__}: {mine}")
+        first = next((t for t in texts if t is not None), None)
+        if first is not None:
+            raise error(first) from mine
