@@ -1,0 +1,217 @@
+"""Checks of values and of keys against each other, before anything is allocated. Nothing here imports torch.
+
+Every finding says key, value, what was expected and what to do; one ConfigError carries them all.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from hetrain.config import RunConfig
+from hetrain.errors import ConfigError
+
+DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
+ROW_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
+SHARDING_TYPES = (
+    "data_parallel",
+    "table_wise",
+    "row_wise",
+    "column_wise",
+    "table_row_wise",
+    "table_column_wise",
+    "grid_shard",
+)
+STORE_SHARDING = ("table_wise", "row_wise")
+SPLITS = ("train", "validation", "test")
+
+
+def check(cfg: RunConfig) -> None:
+    """Raise ConfigError when `cfg` cannot run."""
+    parts = (_run, _data, _model, _optimizer, _planner, _consistency, _launch, _train, _checkpoint, _store)
+    found = [finding for part in parts for finding in part(cfg)]
+    if len(found) == 1:
+        raise ConfigError(found[0])
+    if found:
+        raise ConfigError(f"{len(found)} settings cannot run:\n" + "\n".join(f"  {finding}" for finding in found))
+
+
+def _finding(key: str, value: object, expected: str, remedy: str = "") -> str:
+    shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+    return f"{key}={shown}: expected {expected}." + (f" {remedy}" if remedy else "")
+
+
+def _one_of(key: str, value: str, allowed: tuple[str, ...], later: tuple[str, ...] = ()) -> Iterator[str]:
+    if value in later:
+        yield _finding(key, value, "one of " + ", ".join(allowed), f"{value} is not there yet.")
+    elif value not in allowed:
+        yield _finding(key, value, "one of " + ", ".join(allowed))
+
+
+def _at_least(key: str, value: float | None, least: float, remedy: str = "") -> Iterator[str]:
+    if value is not None and not value >= least:  # also true for nan
+        yield _finding(key, value, f"at least {least}", remedy)
+
+
+def _positive(key: str, value: float | None, remedy: str = "") -> Iterator[str]:
+    if value is not None and not (value > 0 and math.isfinite(value)):
+        yield _finding(key, value, "a number above 0", remedy)
+
+
+def _run(cfg: RunConfig) -> Iterator[str]:
+    if not 0 <= cfg.seed < 1 << 63:
+        yield _finding("seed", cfg.seed, "0 <= seed < 2^63")
+    if cfg.name is not None and (not cfg.name or "/" in cfg.name or cfg.name.startswith(".")):
+        yield _finding(
+            "name", cfg.name, "a folder name without '/' that does not start with '.'", "Set `runs` for where."
+        )
+    yield from _one_of("comms.name", cfg.comms.name, ("none",), ("fp16", "bf16", "int8", "dct"))
+    yield from _at_least("telemetry.log_every", cfg.telemetry.log_every, 1)
+    yield from _at_least("telemetry.audit_every", cfg.telemetry.audit_every, 0, "0 turns audits off.")
+
+
+def _data(cfg: RunConfig) -> Iterator[str]:
+    data, split, sample = cfg.data, cfg.data.split, cfg.data.sample
+    yield from _one_of("data.on_bad_row", data.on_bad_row, ("error", "skip"))
+    for key in ("min_count", "shuffle_window", "prefetch"):
+        yield from _at_least(f"data.{key}", getattr(data, key), 1)
+    shares = {name: getattr(split, name) for name in SPLITS}
+    for name, share in shares.items():
+        yield from _at_least(f"data.split.{name}", share, 0)
+    if split.train == 0:
+        yield _finding("data.split.train", 0, "a share or row count above 0", "There would be nothing to train on.")
+    used = [share for share in shares.values() if share > 0]
+    if any(share > 1 for share in used) and any(share < 1 for share in used):
+        yield _finding("data.split", shares, "either shares (each <= 1) or row counts (> 1), not both")
+    elif all(share <= 1 for share in used) and sum(used) > 1 + 1e-9:
+        yield _finding("data.split", shares, "shares that add up to at most 1")
+    yield from _at_least("data.sample.rows", sample.rows, 100, "A split needs rows of both labels.")
+    yield from _at_least("data.sample.dense", sample.dense, 1)
+    yield from _positive("data.sample.zipf", sample.zipf)
+    if not 0 < sample.base_rate < 1:
+        yield _finding("data.sample.base_rate", sample.base_rate, "a share between 0 and 1")
+    if any(rows < 2 for rows in sample.cardinalities):
+        yield _finding("data.sample.cardinalities", sample.cardinalities, "at least 2 ids in every column")
+
+
+def _model(cfg: RunConfig) -> Iterator[str]:
+    target = cfg.model.get("_target_")
+    if not isinstance(target, str) or "." not in target:
+        yield _finding(
+            "model._target_", target, "the import path of a model class", "As in model._target_=hetrain.models.WDL."
+        )
+    dim = cfg.model.get("embedding_dim")
+    if not isinstance(dim, int) or isinstance(dim, bool) or dim <= 0 or dim % 4:
+        yield _finding(
+            "model.embedding_dim", dim, "a positive multiple of 4", "FBGEMM's kernels read rows in groups of 4 floats."
+        )
+
+
+def _optimizer(cfg: RunConfig) -> Iterator[str]:
+    dense, rows, schedule = cfg.optimizer.dense, cfg.optimizer.rows, cfg.optimizer.schedule
+    yield from _one_of("optimizer.dense.name", dense.name, DENSE_OPTIMIZERS)
+    if rows.name not in ROW_OPTIMIZERS:
+        why = ""
+        if "adam" in rows.name or "lamb" in rows.name:
+            why = (
+                "Its state does not add up, so updates cannot be held back and merged; take adagrad or rowwise_adagrad."
+            )
+            if cfg.consistency.mode != "het":
+                why = "FBGEMM has no CPU kernel for it; take adagrad or rowwise_adagrad."
+        yield _finding("optimizer.rows.name", rows.name, "one of " + ", ".join(ROW_OPTIMIZERS), why)
+    for key, part in (("dense", dense), ("rows", rows)):
+        yield from _positive(f"optimizer.{key}.lr", part.lr)
+        yield from _positive(f"optimizer.{key}.eps", part.eps)
+    yield from _at_least("optimizer.dense.weight_decay", dense.weight_decay, 0)
+    yield from _one_of("optimizer.schedule.decay", schedule.decay, ("none", "linear", "cosine"))
+    yield from _at_least("optimizer.schedule.warmup_steps", schedule.warmup_steps, 0)
+    if schedule.decay != "none" and schedule.decay_steps <= schedule.warmup_steps:
+        yield _finding(
+            "optimizer.schedule.decay_steps",
+            schedule.decay_steps,
+            f"more than optimizer.schedule.warmup_steps={schedule.warmup_steps}",
+            "Decay is over at that step.",
+        )
+    if not 0 <= schedule.final <= 1:
+        yield _finding("optimizer.schedule.final", schedule.final, "a factor between 0 and 1")
+
+
+def _planner(cfg: RunConfig) -> Iterator[str]:
+    planner = cfg.planner
+    yield from _one_of("planner.name", planner.name, ("torchrec",), ("hierarchical", "round_robin", "memory_balanced"))
+    yield from _positive("planner.memory_gib", planner.memory_gib, "null takes the device's own.")
+    if not planner.sharding_types:
+        yield _finding("planner.sharding_types", "[]", "at least one of " + ", ".join(SHARDING_TYPES))
+    for kind in planner.sharding_types:
+        yield from _one_of("planner.sharding_types", kind, SHARDING_TYPES)
+    if cfg.consistency.mode == "het" and planner.sharding_types and not set(planner.sharding_types) & {*STORE_SHARDING}:
+        yield _finding(
+            "planner.sharding_types",
+            planner.sharding_types,
+            "table_wise or row_wise among them with consistency.mode=het",
+            "The store holds whole rows on one owner.",
+        )
+
+
+def _consistency(cfg: RunConfig) -> Iterator[str]:
+    mode = cfg.consistency
+    yield from _one_of("consistency.mode", mode.mode, ("bsp", "het"), ("asp", "ssp"))
+    whole = math.isinf(mode.staleness) or float(mode.staleness).is_integer()
+    if not mode.staleness >= 0 or not whole:
+        yield _finding(
+            "consistency.staleness",
+            mode.staleness,
+            "a whole number of updates, at least 0, or inf",
+            "0 keeps rows exact.",
+        )
+    yield from _one_of("consistency.clock", mode.clock, ("max", "sum"))
+    yield from _one_of("consistency.validation", mode.validation, ("clock",), ("directory",))
+    yield from _one_of("consistency.cache.policy", mode.cache.policy, ("lru", "lfu"), ("light_lfu",))
+    capacity = mode.cache.capacity
+    if not (capacity >= 0 and math.isfinite(capacity)) or (capacity > 1 and not float(capacity).is_integer()):
+        yield _finding(
+            "consistency.cache.capacity", capacity, "a share of all rows (0 to 1) or a whole number of rows (above 1)"
+        )
+
+
+def _launch(cfg: RunConfig) -> Iterator[str]:
+    launch = cfg.launch
+    yield from _at_least("launch.nproc", launch.nproc, 1, "null starts one per GPU, else 2.")
+    yield from _at_least("launch.threads", launch.threads, 1, "null shares the cores out.")
+    yield from _one_of("launch.device", launch.device, ("auto", "cpu", "cuda"))
+    yield from _positive("launch.timeout_s", launch.timeout_s)
+    yield from _at_least("launch.max_restarts", launch.max_restarts, 0)
+    if launch.max_restarts > 0 and cfg.checkpoint.resume == "never":
+        yield _finding(
+            "launch.max_restarts",
+            launch.max_restarts,
+            "0 with checkpoint.resume=never",
+            "A restart would train from the beginning; set checkpoint.resume=auto.",
+        )
+
+
+def _train(cfg: RunConfig) -> Iterator[str]:
+    train = cfg.train
+    for key in ("batch_size", "epochs", "max_steps", "eval_every", "eval_batch_size", "patience"):
+        yield from _at_least(f"train.{key}", getattr(train, key), 1)
+    if train.patience is not None and cfg.data.split.validation == 0:
+        yield _finding(
+            "train.patience",
+            train.patience,
+            "null with data.split.validation=0",
+            "Early stopping needs validation rows.",
+        )
+
+
+def _checkpoint(cfg: RunConfig) -> Iterator[str]:
+    yield from _at_least("checkpoint.every", cfg.checkpoint.every, 1, "null saves at evaluations and at the end.")
+    yield from _at_least("checkpoint.keep", cfg.checkpoint.keep, 1)
+    resume = cfg.checkpoint.resume
+    if resume not in ("auto", "never") and not Path(resume).is_dir():
+        yield _finding("checkpoint.resume", resume, "auto, never or an existing checkpoint folder")
+
+
+def _store(cfg: RunConfig) -> Iterator[str]:
+    yield from _one_of("store.device", cfg.store.device, ("cpu", "cuda"))
+    yield from _at_least("store.init_bound", cfg.store.init_bound, 0)
+    if cfg.store.device == "cuda" and cfg.launch.device == "cpu":
+        yield _finding("store.device", "cuda", "cpu with launch.device=cpu")

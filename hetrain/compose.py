@@ -1,0 +1,214 @@
+"""Config files and command line overrides -> one checked RunConfig, through Hydra's compose API.
+
+Hydra and OmegaConf are imported late: `hetrain --help` needs neither.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetrain.checks import check
+from hetrain.config import RunConfig
+from hetrain.errors import ConfigError
+from hetrain.keys import OPEN, check_key, expected, is_section, schema_keys
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+GROUPS = ("data", "model", "optimizer", "planner", "consistency", "comms", "launch")
+EXPERIMENT = "experiment"
+
+
+def shipped_configs() -> Path:
+    """The folder of our own configs: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise ConfigError(f"hetrain's own configs are missing: no config.yaml in {package / 'configs'}. Install it again.")
+
+
+def config_folders(user: str | None) -> list[Path]:
+    """Folders searched for configs, first match wins: the user's own (--config-dir), then ours."""
+    if user is None:
+        return [shipped_configs()]
+    folder = Path(user).expanduser().resolve()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"--config-dir {user}: there is no such folder.\n"
+            f"  It should hold your own groups as GROUP/NAME.yaml (groups: {', '.join((*GROUPS, EXPERIMENT))})."
+        )
+    return [folder, shipped_configs()]
+
+
+def group_options(group: str, folders: Sequence[Path]) -> list[str]:
+    """Names that GROUP=NAME accepts."""
+    return sorted({file.stem for folder in folders for file in (folder / group).glob("*.yaml")})
+
+
+def parse(arguments: Sequence[str]) -> "list[Override]":
+    """The command line's overrides, read with Hydra's grammar."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    found = []
+    for argument in arguments:
+        try:
+            found += parser.parse_overrides([argument])
+        except HydraException as error:
+            raise ConfigError(
+                f"{argument!r} is not an override (KEY=VALUE or GROUP=NAME): {str(error).splitlines()[0]}\n"
+                "  Quote a value with spaces or brackets for the shell: 'model.hidden=[256,64]'"
+            ) from None
+    return found
+
+
+def expand(arguments: Sequence[str]) -> list[list[str]]:
+    """One list of overrides per job of a sweep: the product of all comma lists, choice() and range()."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.errors import HydraException
+
+    try:
+        (jobs,) = BasicSweeper.split_arguments(parse(arguments), None)
+    except HydraException as error:
+        raise ConfigError(f"{error}\n  Sweep with a comma list, choice(...) or range(...).") from None
+    return jobs
+
+
+def compose(arguments: Sequence[str], folders: Sequence[Path], base: Path | None = None) -> RunConfig:
+    """The checked config of one run.
+
+    base: a run's saved config.yaml to start from in place of ours; groups named on the command line are laid over it.
+    Raises ConfigError naming the key, what was expected and what is allowed.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    overrides = parse(arguments)
+    lines = [_hydra_override(override, folders, base is not None) for override in overrides]
+    with _readable_errors(overrides):
+        composed = _load(lines, folders, base)
+        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), composed)
+        try:
+            cfg = OmegaConf.to_object(merged)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+    assert isinstance(cfg, RunConfig)
+    check(cfg)
+    return cfg
+
+
+def to_yaml(cfg: RunConfig) -> str:
+    """The resolved config as YAML, every key present."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.structured(cfg))
+
+
+def from_yaml(text: str) -> RunConfig:
+    """What `to_yaml` wrote, checked again."""
+    from omegaconf import OmegaConf
+
+    cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.create(text)))
+    assert isinstance(cfg, RunConfig)
+    check(cfg)
+    return cfg
+
+
+def chosen_experiment(arguments: Sequence[str]) -> str | None:
+    """NAME of experiment=NAME or +experiment=NAME among the overrides."""
+    names = [str(override.value()) for override in parse(arguments) if override.key_or_group == EXPERIMENT]
+    return names[-1] if names else None
+
+
+def _load(lines: list[str], folders: Sequence[Path], base: Path | None) -> Any:
+    from hydra import version
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
+    from hydra.types import RunMode
+
+    ConfigStore.instance().store(name="schema", node=RunConfig)
+    version.setbase("1.3")
+    Plugins.instance()  # registers what reads file:// and structured://
+    path = ConfigSearchPathImpl()  # hydra.initialize_config_dir would search our folder before the user's
+    path.append("hydra", "pkg://hydra.conf")
+    for folder in [base.parent.resolve(), *folders] if base else folders:
+        path.append("hetrain", f"file://{folder}")
+    path.append("schema", "structured://")
+    composed = ConfigLoaderImpl(path).load_configuration(base.stem if base else "config", lines, RunMode.RUN)
+    return {key: composed[key] for key in composed if key != "hydra"}
+
+
+def _hydra_override(override: "Override", folders: Sequence[Path], over_base: bool) -> str:
+    """The override as Hydra wants it, after its key or group option was checked."""
+    line, key = str(override.input_line), str(override.key_or_group)
+    bare = line.lstrip("+~")
+    if key == EXPERIMENT or (key in GROUPS and not override.is_delete() and isinstance(override.value(), str)):
+        _check_option(line, key, str(override.value()), folders)
+        return f"+{bare}" if key == EXPERIMENT or over_base else bare
+    check_key(key, where=f"{line}: ")
+    if override.is_delete():
+        if not key.startswith(f"{OPEN}."):
+            raise ConfigError(f"{line}: only keys below {OPEN!r} can be removed; set {key} to another value instead.")
+        return line
+    if override.is_sweep_override():
+        raise ConfigError(f"{line}: this sweeps over several values.\n  Add -m to run one job for each of them.")
+    if is_section(key) and not isinstance(override.value(), dict):
+        raise ConfigError(f"{line}: {key!r} is {expected(key)}; set one of those, as in {key}.KEY=VALUE.")
+    return f"++{bare}"
+
+
+def _check_option(line: str, group: str, name: str, folders: Sequence[Path]) -> None:
+    from difflib import get_close_matches
+
+    allowed = group_options(group, folders)
+    if name in allowed:
+        return
+    if "," in name:
+        raise ConfigError(f"{line}: this sweeps over several options.\n  Add -m to run one job for each of them.")
+    close = get_close_matches(name, allowed, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(f"{line}: there is no {group} {name!r}.{hint}\n  {group} is one of: {', '.join(allowed)}")
+
+
+@contextmanager
+def _readable_errors(overrides: "Sequence[Override]") -> Iterator[None]:
+    """Turn Hydra's and OmegaConf's exceptions into one ConfigError."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _explained(error, overrides) from None
+    except YAMLError as error:
+        raise ConfigError(f"a config file is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _explained(error: BaseException, overrides: "Sequence[Override]") -> ConfigError:
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__ or cause.__context__
+    file = re.search(r"In '([^']+)'", str(error))
+    where = f"in config {file.group(1)!r}: " if file else ""
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key:
+        try:
+            check_key(cause.full_key, where)
+        except ConfigError as unknown:
+            return unknown
+    key = str(getattr(cause, "full_key", None)).partition("[")[0]  # a list item's key ends in [i]
+    if isinstance(cause, ValidationError) and key in schema_keys():
+        given = [str(override.input_line) for override in overrides if override.key_or_group == key]
+        value = re.search(r"Value '(.*?)'", str(cause))
+        shown = given[-1] if given else f"{where}{key}={value.group(1) if value else '?'}"
+        return ConfigError(f"{shown}: {key} must be {expected(key)}.")
+    text = " ".join(line.strip() for line in str(cause or error).splitlines() if line.strip())
+    return ConfigError(where + text)
