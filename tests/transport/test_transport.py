@@ -1,0 +1,165 @@
+"""Messages cross real ranks unchanged, every byte sent is counted, a silent rank is named."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hetrain.errors import TrainingError
+from hetrain.store.messages import Reply, Request
+from hetrain.telemetry import Traffic
+from hetrain.transport.collective import CollectiveTransport
+from hetrain.transport.leg import FIRST_ROOM, ShortLeg, SizedLeg
+from hetrain.transport.wire import Codec, Layout
+from tests.ranks import run_ranks
+
+LAYOUT = Layout(("ids", "rows_push", "clocks", "rows_push"), (None, 4, None, 0))
+
+
+def _fields(n: int, first: int, seed: int = 0) -> list[tuple[str, Tensor]]:
+    g = torch.Generator().manual_seed(seed)
+    return [
+        ("ids", torch.arange(first, first + n)),
+        ("rows_push", torch.randn(n, 4, generator=g)),
+        ("clocks", torch.arange(n) * 3),
+        ("rows_push", torch.empty(n, 0)),
+    ]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 33])
+@pytest.mark.parametrize("first", [0, (1 << 31) - 1, 1 << 40])
+def test_pack_and_unpack(n: int, first: int) -> None:
+    traffic = Traffic()
+    codec = Codec([LAYOUT, LAYOUT], traffic)
+    sent = [_fields(n, first, 1), _fields(n + 1, 5, 2)]
+    buffer = codec.pack(sent)
+    assert codec.length(buffer) == buffer.shape[0] == traffic.total
+    room = torch.zeros(1 << 16, dtype=torch.uint8)
+    room[: buffer.shape[0]] = buffer
+    for got, want in zip(codec.unpack(room), sent, strict=True):
+        assert all(
+            torch.equal(g, w) and g.shape == w.shape and g.dtype == w.dtype for g, (_, w) in zip(got, want, strict=True)
+        )
+    assert traffic.bytes["rows_push"] == (2 * n + 1) * 16
+    assert traffic.bytes["clocks"] == (2 * n + 1) * 4
+    wide = 8 if n and first + n > 1 << 31 else 4
+    header = 8 * (1 + 2 * 6)
+    padding = sum(-k * size % 8 for k, size in [(n, wide), (n, 4), (n + 1, 4), (n + 1, 4)])
+    assert traffic.bytes["ids"] == n * wide + (n + 1) * 4 + header + padding
+
+
+class _Echo:
+    """An owner that answers each fetched row with what identifies asker, row and push."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def serve(self, requests: list[Request]) -> list[Reply]:
+        pushed = sum(float(r.push_value.sum()) for r in requests)
+        none = torch.empty(0, dtype=torch.int64)
+        return [
+            Reply(
+                r.fetch_rows[:, None].float().expand(-1, 3) + 1000 * asker,
+                torch.full((len(r.fetch_rows), 1), pushed),
+                r.fetch_rows + self.rank,
+                none,
+                torch.nonzero(r.check_clock > 5).flatten(),
+                torch.ones(int((r.check_clock > 5).sum()), 3),
+                torch.ones(int((r.check_clock > 5).sum()), 1),
+                r.check_clock[r.check_clock > 5],
+                none,
+            )
+            for asker, r in enumerate(requests)
+        ]
+
+
+def _request(rank: int, peer: int, group: int, n: int) -> Request:
+    rows = torch.arange(n) + 10 * peer + 100 * rank + group
+    return Request(rows, torch.ones(n, 3) * (rank + 1), torch.zeros(n, 1), rows, rows, rows, rows, torch.arange(n) % 8)
+
+
+def _rounds(rank: int, world_size: int, sizes: list[int]) -> dict[str, Any]:
+    traffic = Traffic()
+    transport = CollectiveTransport([_Echo(rank), _Echo(rank)], [(3, 1), (3, 1)], traffic, timeout_s=30)
+    sent = 0
+    original = dist.isend
+
+    def counted(buffer: Tensor, *args: Any, **kwargs: Any) -> Any:
+        nonlocal sent
+        sent += buffer.numel()
+        return original(buffer, *args, **kwargs)
+
+    dist.isend = counted
+    for n in sizes:
+        replies = transport.exchange(
+            [[_request(rank, peer, g, n + rank) for g in range(2)] for peer in range(world_size)]
+        )
+        pushed = sum(3 * (r + 1) * (n + r) for r in range(world_size))
+        for peer, per_group in enumerate(replies):
+            for g, reply in enumerate(per_group):
+                asked = _request(rank, peer, g, n + rank)
+                assert torch.equal(reply.value, asked.fetch_rows[:, None].float().expand(-1, 3) + 1000 * rank)
+                assert torch.equal(reply.state, torch.full((n + rank, 1), float(pushed)))
+                assert torch.equal(reply.clock, asked.fetch_rows + peer)
+                assert torch.equal(reply.invalid, torch.nonzero(asked.check_clock > 5).flatten())
+                assert reply.applied.shape == (0,)
+    transport.drain()
+    aside = Traffic()
+    before = traffic.total
+    with transport.counting(aside):
+        transport.exchange([[_request(rank, peer, g, 3) for g in range(2)] for peer in range(world_size)])
+    transport.drain()
+    assert traffic.total == before
+    return {"sent": sent, "counted": before + aside.total, "waited": transport.waited_s}
+
+
+def test_rounds_of_any_size_on_two_ranks() -> None:
+    sizes = [0, 1, 5, 4000, 4000, 0, 300_000, 300_000, 7, 12_000]
+    for result in run_ranks(2, _rounds, sizes):
+        assert result["sent"] == result["counted"]
+        assert result["waited"] > 0
+
+
+def test_rounds_on_three_ranks() -> None:
+    for result in run_ranks(3, _rounds, [0, 3, 5000, 2]):
+        assert result["sent"] == result["counted"]
+
+
+def _sized(rank: int, world_size: int) -> None:
+    leg = SizedLeg(torch.device("cpu"), 30)
+    for n in (0, 3, FIRST_ROOM * 3):
+        outgoing = [
+            None if p == rank else torch.full((n + p,), 10 * rank + p, dtype=torch.uint8) for p in range(world_size)
+        ]
+        leg.post()
+        leg.send(outgoing)
+        for p, buffer in enumerate(leg.receive()):
+            if p == rank:
+                assert buffer is None
+            else:
+                assert buffer is not None
+                assert torch.equal(buffer, torch.full((n + rank,), 10 * p + rank, dtype=torch.uint8))
+
+
+def test_sized_leg() -> None:
+    run_ranks(3, _sized)
+
+
+def _silent(rank: int, world_size: int) -> str:
+    if rank == 1:
+        time.sleep(3)
+        return ""
+    leg = ShortLeg(lambda buffer: 0, 100, timeout_s=0.5)
+    leg.post()
+    with pytest.raises(TrainingError) as error:
+        leg.receive()
+    return str(error.value)
+
+
+def test_a_silent_rank_is_named() -> None:
+    message = run_ranks(2, _silent)[0]
+    assert "rank 1" in message
+    assert "launch.timeout_s=0.5" in message
