@@ -1,0 +1,115 @@
+"""What one worker and one owner send each other in a round. Row numbers are global, int64.
+
+Suffixes: M rows pushed, N rows fetched, C rows checked, V rows found invalid, D embedding dim,
+S width of the optimizer state (0 when gradients travel).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+
+class Message:
+    """Fields in a fixed order, each counted on one channel of the traffic report."""
+
+    CHANNELS: ClassVar[tuple[str, ...]]
+
+    def fields(self) -> list[tuple[str, Tensor]]:
+        """(channel, tensor) in the order `from_fields` expects."""
+        names = [f.name for f in fields(self)]  # type: ignore[arg-type]
+        return [(channel, getattr(self, name)) for channel, name in zip(self.CHANNELS, names, strict=True)]
+
+    @classmethod
+    def from_fields(cls, tensors: Sequence[Tensor]) -> Self:
+        """The message whose `fields()` gave these tensors."""
+        return cls(*tensors)
+
+    def to(self, device: torch.device) -> Self:
+        """The same message with every tensor on `device`."""
+        return type(self)(*(tensor.to(device) for _, tensor in self.fields()))
+
+
+def none(device: torch.device | None = None) -> Tensor:
+    """No rows: [0] int64."""
+    return torch.empty(0, dtype=torch.int64, device=device)
+
+
+@dataclass
+class Request(Message):
+    """One worker to one owner. A row occurs at most once among the pushes, once among fetches and checks."""
+
+    push_rows: Tensor  # [M] int64
+    push_value: Tensor  # [M, D] float32: gradient, or difference as store/difference.py encodes it
+    push_state: Tensor  # [M, S] float32: difference of the optimizer state
+    push_clock: Tensor  # [M] int64: c_c
+    push_updates: Tensor  # [M] int64: updates in this push
+    fetch_rows: Tensor  # [N] int64
+    check_rows: Tensor  # [C] int64
+    check_clock: Tensor  # [C] int64: c_c
+
+    CHANNELS = ("ids", "rows_push", "rows_push", "clocks", "clocks", "ids", "ids", "clocks")
+
+    @staticmethod
+    def empty(dim: int, state_width: int, device: torch.device | None = None) -> "Request":
+        """A request that asks for nothing."""
+        nothing = none(device)
+        value = torch.empty(0, dim, device=device)
+        state = torch.empty(0, state_width, device=device)
+        return Request(nothing, value, state, nothing, nothing, nothing, nothing, nothing)
+
+    @staticmethod
+    def fetch(rows: Tensor, dim: int, state_width: int) -> "Request":
+        """A request for distinct `rows` [N] alone: what evaluation sends."""
+        request = Request.empty(dim, state_width, rows.device)
+        request.fetch_rows = rows
+        return request
+
+    @staticmethod
+    def concat_pushes(parts: Sequence["Request"]) -> "Request":
+        """The pushes of all `parts`, in order; nothing fetched or checked."""
+        if len(parts) == 1:
+            return parts[0]
+        nothing = none(parts[0].push_rows.device)
+        return Request(
+            torch.cat([p.push_rows for p in parts]),
+            torch.cat([p.push_value for p in parts]),
+            torch.cat([p.push_state for p in parts]),
+            torch.cat([p.push_clock for p in parts]),
+            torch.cat([p.push_updates for p in parts]),
+            nothing,
+            nothing,
+            nothing,
+        )
+
+
+@dataclass
+class Reply(Message):
+    """The owner's answer: fetched rows in the order asked, and the checked rows that were invalid.
+
+    State is [., 0] where gradients travel; the applied fields are empty unless auditing is on.
+    """
+
+    value: Tensor  # [N, D] float32
+    state: Tensor  # [N, S] float32
+    clock: Tensor  # [N] int64: c_g
+    applied: Tensor  # [N] int64: updates the row has taken, or [0]
+    invalid: Tensor  # [V] int64: positions in the request's checks, ascending
+    invalid_value: Tensor  # [V, D] float32
+    invalid_state: Tensor  # [V, S] float32
+    invalid_clock: Tensor  # [V] int64
+    invalid_applied: Tensor  # [V] int64, or [0]
+
+    CHANNELS = (
+        "rows_pull",
+        "rows_pull",
+        "clocks",
+        "audit",
+        "ids",
+        "rows_pull",
+        "rows_pull",
+        "clocks",
+        "audit",
+    )
