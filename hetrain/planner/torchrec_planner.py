@@ -1,0 +1,247 @@
+"""Plans by TorchRec's EmbeddingShardingPlanner. No process group, no allocation of tables."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.proposers import GreedyProposer, UniformProposer
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import (
+    HardwareConfig,
+    KernelConfig,
+    ParameterConstraints,
+    PlannerError,
+    Topology,
+    TopologyFactory,
+    TrainerConfig,
+)
+from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from hetrain.config import PlannerConfig
+from hetrain.errors import ConfigError
+from hetrain.planner.devices import GIB, DeviceSet, device_set
+from hetrain.planner.plan import Piece, Plan
+from hetrain.tables import Table
+
+BSP_TYPES = ("data_parallel", "table_wise", "row_wise")
+STORE_TYPES = ("table_wise", "row_wise")
+STATE_CLASSES = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "rowwise_adagrad": RowWiseAdagrad}
+FUSED, DENSE = EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value
+BYTES_PER_MS = 1e6  # of 1 GB/s
+
+
+class BagSharder(EmbeddingBagCollectionSharder):
+    """Offers row_wise on CPU too, and for each sharding type the one kernel that trains it here.
+
+    TorchRec's own offers no row_wise on a CPU, and the DENSE kernel where the fused optimizer would
+    silently be ignored. Only data_parallel has no fused kernel.
+    """
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """All types an EmbeddingBagCollection of this engine can be cut by."""
+        return list(BSP_TYPES)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """FUSED, or DENSE for replicated tables."""
+        return [DENSE if sharding_type == "data_parallel" else FUSED]
+
+
+def meta_bags(tables: Sequence[Table], row_optimizer: str = "sgd") -> EmbeddingBagCollection:
+    """The tables as an EmbeddingBagCollection without memory; `row_optimizer` tells the planner the state's size."""
+    bags = EmbeddingBagCollection(
+        device=torch.device("meta"),
+        tables=[
+            EmbeddingBagConfig(
+                name=t.name,
+                num_embeddings=t.rows,
+                embedding_dim=t.dim,
+                feature_names=list(t.features),
+                pooling=PoolingType.SUM,
+                init_fn=_leave,  # the engine fills the rows, equally for every plan
+            )
+            for t in tables
+        ],
+    )
+    for parameter in bags.parameters():
+        parameter._optimizer_classes = [STATE_CLASSES[row_optimizer]]
+    return bags
+
+
+def _leave(weight: torch.Tensor) -> torch.Tensor:
+    return weight
+
+
+def sharding_plan(
+    tables: Sequence[Table],
+    row_optimizer: str,
+    cfg: PlannerConfig,
+    world_size: int,
+    device: torch.device,
+    batch_size: int,
+) -> ShardingPlan:
+    """TorchRec's plan for `bsp`, checked; raises ConfigError when none fits or a type cannot be trained.
+
+    Args:
+        tables: the tables, none of them allocated.
+        row_optimizer: sgd | adagrad | rowwise_adagrad; its state counts as memory.
+        cfg: sharding types to choose from, memory per rank.
+        world_size: ranks to plan for, which need not exist.
+        device: kind of device the ranks train on.
+        batch_size: examples per rank and step.
+    """
+    _check_types(cfg, BSP_TYPES, "consistency=bsp", row_optimizer)
+    types = cfg.sharding_types if world_size > 1 else ["table_wise"]
+    plan = _search(tables, row_optimizer, types, device_set(world_size, device, cfg.memory_gib), batch_size)
+    plan_of(plan, tables, world_size).check(tables)
+    return plan
+
+
+def store_plan(
+    tables: Sequence[Table], cfg: PlannerConfig, world_size: int, batch_size: int, device: torch.device
+) -> Plan:
+    """Which owner holds which rows for the store: whole tables and row ranges, no replicas.
+
+    `data_parallel` in `planner.sharding_types` is passed over: cached rows are the store's replicas.
+    """
+    _check_types(cfg, BSP_TYPES, "consistency=het", "sgd")
+    types = [t for t in cfg.sharding_types if t in STORE_TYPES]
+    if not types:
+        raise ConfigError(
+            f"planner.sharding_types={cfg.sharding_types}: the store of consistency=het needs table_wise or row_wise; "
+            "add one of them"
+        )
+    types = types if world_size > 1 else ["table_wise"]
+    found = _search(tables, "rowwise_adagrad", types, device_set(world_size, device, cfg.memory_gib), batch_size)
+    pieces = plan_of(found, tables, world_size)
+    plan = Plan("store", world_size, pieces.pieces, frozenset(), pieces.sharding)
+    plan.check(tables)
+    return plan
+
+
+def plan_of(plan: ShardingPlan, tables: Sequence[Table], world_size: int | None = None) -> Plan:
+    """A TorchRec ShardingPlan of one EmbeddingBagCollection as our own; `world_size` None: its highest rank + 1."""
+    (module_plan,) = plan.plan.values()
+    pieces: list[Piece] = []
+    replicated, sharding, ranks = set(), {}, {0}
+    for table in tables:
+        parameter = module_plan[table.name]
+        sharding[table.name] = parameter.sharding_type
+        ranks.update(parameter.ranks)
+        if parameter.sharding_type == "data_parallel":
+            replicated.add(table.name)
+            continue
+        _check_kernel(table.name, parameter)
+        for shard in parameter.sharding_spec.shards:
+            (first_row, first_column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
+            pieces.append(Piece(table.name, shard.placement.rank(), first_row, rows, first_column, columns))
+    return Plan("torchrec", world_size or max(ranks) + 1, tuple(pieces), frozenset(replicated), sharding)
+
+
+def _check_kernel(table: str, parameter: Any) -> None:
+    if parameter.compute_kernel != FUSED:
+        raise ConfigError(
+            f"plan: table {table!r} has compute kernel {parameter.compute_kernel!r}, which would ignore the row "
+            f"optimizer; pass compute_kernel={FUSED!r} when the plan is made"
+        )
+
+
+def _check_types(cfg: PlannerConfig, allowed: Sequence[str], mode: str, row_optimizer: str) -> None:
+    if not cfg.sharding_types:
+        raise ConfigError(f"planner.sharding_types=[]: give at least one of {', '.join(allowed)}")
+    for name in cfg.sharding_types:
+        if "column" in name and row_optimizer == "rowwise_adagrad":
+            raise ConfigError(
+                f"planner.sharding_types={cfg.sharding_types}: {name} with optimizer.rows.name=rowwise_adagrad would "
+                "keep a state of its own for every column piece and train differently than other plans; leave it out"
+            )
+        if name not in allowed:
+            raise ConfigError(
+                f"planner.sharding_types={cfg.sharding_types}: {name} cannot run with {mode}; choose from "
+                f"{', '.join(allowed)}"
+            )
+
+
+def _search(
+    tables: Sequence[Table], row_optimizer: str, types: Sequence[str], devices: DeviceSet, batch_size: int
+) -> ShardingPlan:
+    constraints = {t.name: ParameterConstraints(sharding_types=_types_of(t, types, devices)) for t in tables}
+    planner = EmbeddingShardingPlanner(
+        topology=_topology(devices),
+        batch_size=batch_size,
+        storage_reservation=FixedPercentageStorageReservation(0.0),  # DeviceSet.memory is what tables may take
+        # the grid search tries 10,000 plans one by one: seconds for a gain the greedy proposers reach as well
+        proposer=[GreedyProposer(), GreedyProposer(use_depth=False), UniformProposer()],
+        constraints=constraints,
+        stats=[],
+        debug=False,
+    )
+    bags: nn.Module = meta_bags(tables, row_optimizer)
+    try:
+        return planner.plan(bags, [BagSharder()])
+    except PlannerError as error:
+        raise _no_plan(tables, row_optimizer, types, devices) from error
+
+
+def _types_of(table: Table, types: Sequence[str], devices: DeviceSet) -> list[str]:
+    """Row-wise blocks of ceil(rows / W) must leave no rank empty: TorchRec dies on a shard without rows."""
+    block = -(-table.rows // devices.world_size)
+    fitting = [t for t in types if t != "row_wise" or block * (devices.world_size - 1) < table.rows]
+    if not fitting:
+        raise ConfigError(
+            f"planner.sharding_types={list(types)}: table {table.name!r} has {table.rows} rows, too few to cut over "
+            f"{devices.world_size} ranks; add table_wise or data_parallel"
+        )
+    return fitting
+
+
+def _topology(devices: DeviceSet) -> Topology:
+    on_gpu = devices.kind == "cuda"
+    return TopologyFactory.create_topology(
+        TrainerConfig(
+            world_size=devices.world_size,
+            local_world_size=devices.ranks_per_host,
+            hbm_cap_bytes=devices.memory if on_gpu else 0,
+            ddr_cap_bytes=0 if on_gpu else devices.memory,
+        ),
+        HardwareConfig(
+            hbm_mem_bw=devices.memory_gb_s * BYTES_PER_MS,
+            ddr_mem_bw=devices.memory_gb_s * BYTES_PER_MS,
+            intra_host_bw=devices.intra_host_gb_s * BYTES_PER_MS,
+            inter_host_bw=devices.inter_host_gb_s * BYTES_PER_MS,
+        ),
+        KernelConfig(compute_device=devices.kind, use_hardware_based_bandwidth=True),
+    )
+
+
+def _no_plan(tables: Sequence[Table], row_optimizer: str, types: Sequence[str], devices: DeviceSet) -> ConfigError:
+    """The error for tables that do not fit: names the one that needs most of a single rank."""
+
+    def whole(table: Table) -> float:
+        state = {"sgd": 0, "adagrad": table.dim, "rowwise_adagrad": 1}[row_optimizer]
+        return table.rows * (table.dim + state) * 4 / GIB
+
+    def smallest(table: Table) -> float:
+        return whole(table) / (devices.world_size if "row_wise" in _types_of(table, types, devices) else 1)
+
+    table = max(tables, key=smallest)
+    has = devices.memory / GIB
+    total = sum(map(whole, tables))
+    if smallest(table) > has:
+        need = f"table {table.name!r} needs {smallest(table):.2f} GiB on a rank, which has {has:.2f} GiB"
+    else:
+        need = (
+            f"all tables need {total:.2f} GiB with their optimizer state and the batches' buffers, the largest "
+            f"({table.name!r}) {whole(table):.2f} GiB, and {devices.world_size} ranks have {has:.2f} GiB each"
+        )
+    allow = "" if "row_wise" in types else f", allow row_wise in planner.sharding_types (now {list(types)})"
+    return ConfigError(
+        f"no plan fits: {need}. Raise launch.nproc or planner.memory_gib{allow}, "
+        "make model.embedding_dim smaller or data.min_count larger"
+    )
