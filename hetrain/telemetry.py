@@ -1,21 +1,168 @@
-"""What a run tells: bytes per channel, metrics.jsonl, TensorBoard, the console."""
+"""What a run tells: bytes per channel, metrics.jsonl, TensorBoard, and where third parties' log lines go."""
 
+import json
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 CHANNELS = ("ids", "rows_pull", "rows_push", "clocks", "pooled_fwd", "pooled_bwd", "dense", "audit")
+
+
+def _no_bytes() -> dict[str, int]:
+    return dict.fromkeys(CHANNELS, 0)
 
 
 @dataclass
 class Traffic:
     """Payload bytes this rank sent, each on exactly one channel: what it was sent for."""
 
-    bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHANNELS, 0))
+    bytes: dict[str, int] = field(default_factory=_no_bytes)
+    aside: dict[str, int] = field(default_factory=_no_bytes)  # by evaluation and checkpoints, not by training
+    _looking: bool = False
 
     def add(self, channel: str, nbytes: int) -> None:
         """Count `nbytes` on `channel`; KeyError for a channel that does not exist."""
-        self.bytes[channel] += nbytes
+        (self.aside if self._looking else self.bytes)[channel] += nbytes
 
     @property
     def total(self) -> int:
-        """Bytes on all channels."""
+        """Bytes of training on all channels."""
         return sum(self.bytes.values())
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Count what is sent inside as `aside`, so that looking more often does not look like more traffic."""
+        before, self._looking = self._looking, True
+        try:
+            yield
+        finally:
+            self._looking = before
+
+
+class Screen(Protocol):
+    """What the user sees while a run goes on."""
+
+    def train(self, step: int, values: Mapping[str, float]) -> None:
+        """Show the figures of a log step."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Show one line."""
+        ...
+
+    def close(self) -> None:
+        """Leave the screen as it was found."""
+        ...
+
+
+class RunLog:
+    """metrics.jsonl, TensorBoard and the screen of one run. On ranks other than 0 every method does nothing."""
+
+    def __init__(self, folder: Path, screen: Screen, *, first: bool, tensorboard: bool) -> None:
+        self._folder, self._screen, self._first, self._tensorboard = folder, screen, first, tensorboard
+        self._board: Any = None
+        self._file: Any = None
+
+    def open(self, step: int) -> None:
+        """Start, or go on after `step`: lines of later steps were written by a run that did not get to save them."""
+        if not self._first:
+            return
+        path = self._folder / "metrics.jsonl"
+        if path.exists():
+            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
+            path.write_text("".join(line + "\n" for line in kept))
+        self._file = path.open("a", buffering=1)
+        if self._tensorboard:
+            # a second or so to import: only when asked for
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(self._folder / "tb"), purge_step=step + 1 if step else None)
+
+    def train(self, step: int, values: Mapping[str, float]) -> None:
+        """Figures of a log step."""
+        if self._first:
+            self._write(step, "train", values)
+            self._screen.train(step, values)
+
+    def evaluation(self, step: int, split: str, values: Mapping[str, float | int | None]) -> None:
+        """Metrics of an evaluation; None where one is not defined."""
+        if not self._first:
+            return
+        self._write(step, split, values)
+        if values["auc"] is None:
+            self._screen.say(f"step {step}: {split} has no AUC: its {values['examples']} examples are of one class")
+        else:
+            numbers = "  ".join(f"{k} {v:.5f}" for k, v in values.items() if isinstance(v, float))
+            self._screen.say(f"step {step}: {split}  {numbers}")
+
+    def say(self, text: str) -> None:
+        """One line for the user."""
+        if self._first:
+            self._screen.say(text)
+
+    def hyperparameters(self, settings: Mapping[str, Any], results: Mapping[str, float]) -> None:
+        """TensorBoard's HParams entry of the run: flat settings and final numbers."""
+        if self._board is not None:
+            plain = {k: v if isinstance(v, int | float | bool) else str(v) for k, v in settings.items()}
+            self._board.add_hparams(plain, dict(results), run_name=".")
+
+    def close(self) -> None:
+        """Flush and close everything; may be called twice."""
+        if self._first:
+            self._screen.close()
+        for writer in (self._file, self._board):
+            if writer is not None:
+                writer.close()
+        self._file = self._board = None
+
+    def _write(self, step: int, kind: str, values: Mapping[str, float | int | None]) -> None:
+        known = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        self._file.write(json.dumps({"step": step, "kind": kind, **known}) + "\n")
+        if self._board is not None:
+            for key, value in known.items():
+                if value is not None:
+                    self._board.add_scalar(f"{kind}/{key}", value, step)
+
+
+def _step_of(line: str) -> float:
+    """The step of a metrics.jsonl line; infinity for a line cut off by a crash."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings with dotted keys, as they are written on the command line."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + str(key)] = value
+    return flat
+
+
+def keep_third_parties_off_the_screen(file: Path) -> None:
+    """Send log records and warnings of all libraries to `file`, which appears when there is a first one."""
+    handler = logging.FileHandler(file, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+    for name in list(logging.root.manager.loggerDict):
+        if name.split(".")[0] in ("torch", "torchrec", "fbgemm_gpu", "tensorboard"):
+            logger = logging.getLogger(name)
+            logger.handlers = [h for h in logger.handlers if not _writes_to_screen(h)]
+            logger.propagate = True
+    logging.captureWarnings(True)
+    warnings.simplefilter("default", append=True)
+
+
+def _writes_to_screen(handler: logging.Handler) -> bool:
+    return isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)

@@ -1,0 +1,60 @@
+"""Ctrl-C and SIGTERM end a run between two steps, the same two on every rank."""
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from hetrain.ranks import Ranks
+
+CAUGHT = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignal:
+    """Catches the signals while open; a second one of a kind acts as it always does."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._mine = 0
+        self._before: dict[signal.Signals, Any] = {}
+        self._flag = torch.zeros((), dtype=torch.int64)
+        self._work: dist.Work | None = None
+
+    def __enter__(self) -> Self:
+        for number in CAUGHT:
+            self._before[number] = signal.signal(number, self._caught)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _caught(self, number: int, frame: FrameType | None) -> None:
+        self._mine = number
+        signal.signal(number, self._before[signal.Signals(number)])
+
+    def agreed(self) -> signal.Signals | None:
+        """The signal that any rank had caught one call ago, the same on all ranks; None: none.
+
+        Called once per step. The question travels while the next step computes: nobody waits for the answer.
+        """
+        if self._ranks.group is None:
+            return signal.Signals(self._mine) if self._mine else None
+        answer = self.settle()
+        if answer is None:
+            self._flag.fill_(self._mine)
+            self._work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, group=self._ranks.group, async_op=True)
+        return answer
+
+    def settle(self) -> signal.Signals | None:
+        """Take the answer that is still travelling; nothing of ours is in flight afterwards."""
+        if self._work is None:
+            return None
+        self._work.wait()
+        self._work = None
+        number = int(self._flag)
+        return signal.Signals(number) if number else None
