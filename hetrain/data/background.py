@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,7 +17,7 @@ class _End:
         self.error = error
 
 
-def ahead(items: Generator[T], depth: int, waited: Callable[[float], None] | None = None) -> Iterator[T]:
+def ahead(items: Generator[T], depth: int, waited: Callable[[float], None] | None = None) -> Generator[T]:
     """Yield `items`, produced on a thread at most `depth` ahead.
 
     The thread ends with the iterator: exhausted, closed early, or failed; an error of the producer is

@@ -8,6 +8,7 @@ on its own. What is left of an epoch is again a list of lanes, so another world 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ def fresh_lanes(examples: int, world_size: int, window: int) -> list[Lane]:
     for rank in range(world_size):
         first, last = rank * examples // world_size, (rank + 1) * examples // world_size
         bounds = [*range(first, last, window), last]
-        lanes.append([Piece(lo, hi, 0, hi - lo) for lo, hi in zip(bounds, bounds[1:], strict=False)])
+        lanes.append([Piece(lo, hi, 0, hi - lo) for lo, hi in pairwise(bounds)])
     return lanes
 
 

@@ -107,7 +107,7 @@ class Reader:
         if state["examples"] != self._columns.examples:
             raise CheckpointError(
                 f"The checkpoint was trained on a split of {state['examples']} rows, this one ({self.split}) has "
-                f"{self._columns.examples}. Give data.path the data set of that run, or start anew with checkpoint.resume=never."
+                f"{self._columns.examples}. Give data.path the data set of that run, or set checkpoint.resume=never."
             )
         # The rest of an epoch is defined by the permutation it began with.
         self._epoch, self._seed, self._shuffle = state["epoch"], state["seed"], state["shuffle"]
