@@ -5,9 +5,7 @@ Logits and labels of all ranks meet on rank 0 (5 bytes an example); averaging pe
 
 import math
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,19 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hetrain.data.batch import Batch
+from hetrain.engine import Engine
 from hetrain.errors import TrainingError
-
-
-class Predictor(Protocol):
-    """The part of an Engine that evaluation uses; both methods are collective."""
-
-    def evaluating(self) -> AbstractContextManager[object]:
-        """Held-back updates are visible while it is open; closing it leaves training as it was."""
-        ...
-
-    def predict(self, batch: Batch) -> Tensor:
-        """Logits [B]."""
-        ...
+from hetrain.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -82,12 +70,30 @@ def compute_metrics(logits: Tensor, labels: Tensor) -> Metrics:
     )
 
 
-def evaluate(engine: Predictor, batches: Iterable[Batch], group: dist.ProcessGroup | None = None) -> Metrics:
+def evaluate(engine: Engine, batches: Iterable[Batch], ranks: Ranks) -> Metrics:
     """Metrics of this rank's `batches` and those of all other ranks, the same on every rank.
 
-    Collective: every rank passes equally many batches (some may be empty). `group` has a backend for CPU
-    tensors; None without other ranks. Raises TrainingError on every rank when a prediction is not finite.
+    Collective: every rank passes equally many batches (some may be empty). Raises TrainingError on every rank when
+    a prediction is not finite.
     """
+    numbers = torch.zeros(5, dtype=torch.float64)
+    found = predictions(engine, batches, ranks)
+    if found is not None:
+        m = compute_metrics(*found)
+        numbers = torch.tensor([m.auc, m.logloss, m.normalized_entropy, m.base_rate, m.examples], dtype=torch.float64)
+    if not ranks.alone:
+        dist.broadcast(numbers, group_src=0, group=ranks.group)
+    auc, logloss, entropy, rate, examples = numbers.tolist()
+    if examples and not math.isfinite(logloss):
+        raise TrainingError(
+            "evaluation met a prediction that is not finite: the weights have diverged. "
+            "Lower optimizer.dense.lr or optimizer.rows.lr, or add optimizer.schedule.warmup_steps."
+        )
+    return Metrics(auc, logloss, entropy, rate, int(examples))
+
+
+def predictions(engine: Engine, batches: Iterable[Batch], ranks: Ranks) -> tuple[Tensor, Tensor] | None:
+    """Logits [n] and labels [n] of the batches of all ranks, in rank order, on rank 0; None elsewhere. Collective."""
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     # Dropout and the like are off while predicting; a model of the user's that draws all the same must not
@@ -101,42 +107,27 @@ def evaluate(engine: Predictor, batches: Iterable[Batch], group: dist.ProcessGro
                 score, label = score[kept], label[kept]
             logits.append(score)
             labels.append(label)
-    metrics = _over_all_ranks(_concat(logits), _concat(labels), group)
-    if metrics.examples and not math.isfinite(metrics.logloss):
-        raise TrainingError(
-            "evaluation met a prediction that is not finite: the weights have diverged. "
-            "Lower optimizer.dense.lr or optimizer.rows.lr, or add optimizer.schedule.warmup_steps."
-        )
-    return metrics
+    all_logits = gather(_concat(logits), ranks)
+    all_labels = gather(_concat(labels).to(torch.uint8), ranks)
+    if all_logits is None or all_labels is None:
+        return None
+    return all_logits, all_labels
 
 
 def _concat(parts: list[Tensor]) -> Tensor:
     return torch.cat(parts) if parts else torch.empty(0)
 
 
-def _over_all_ranks(logits: Tensor, labels: Tensor, group: dist.ProcessGroup | None) -> Metrics:
-    if group is None or dist.get_world_size(group) == 1:
-        return compute_metrics(logits, labels)
-    all_logits = gather(logits, group)
-    all_labels = gather(labels.to(torch.uint8), group)
-    numbers = torch.zeros(5, dtype=torch.float64)
-    if all_logits is not None and all_labels is not None:
-        m = compute_metrics(torch.cat(all_logits), torch.cat(all_labels))
-        numbers = torch.tensor([m.auc, m.logloss, m.normalized_entropy, m.base_rate, m.examples], dtype=torch.float64)
-    dist.broadcast(numbers, group_src=0, group=group)
-    auc, logloss, entropy, rate, examples = numbers.tolist()
-    return Metrics(auc, logloss, entropy, rate, int(examples))
-
-
-def gather(values: Tensor, group: dist.ProcessGroup) -> list[Tensor] | None:
-    """Every rank's 1-d CPU tensor, of any length, on rank 0 in rank order; None elsewhere."""
-    world_size, rank = dist.get_world_size(group), dist.get_rank(group)
-    sizes = torch.zeros(world_size, dtype=torch.int64)
-    sizes[rank] = values.shape[0]
-    dist.all_reduce(sizes, group=group)
+def gather(values: Tensor, ranks: Ranks) -> Tensor | None:
+    """Every rank's 1-d CPU tensor, of any length, one after the other on rank 0; None elsewhere. Collective."""
+    if ranks.alone:
+        return values
+    sizes = torch.zeros(ranks.world_size, dtype=torch.int64)
+    sizes[ranks.rank] = values.shape[0]
+    dist.all_reduce(sizes, group=ranks.group)
     # gloo's gather wants equal sizes
     padded = torch.zeros(int(sizes.max()), dtype=values.dtype)
     padded[: values.shape[0]] = values
-    out = [torch.zeros_like(padded) for _ in range(world_size)] if rank == 0 else None
-    dist.gather(padded, out, group_dst=0, group=group)
-    return None if out is None else [part[:n] for part, n in zip(out, sizes.tolist(), strict=True)]
+    out = [torch.zeros_like(padded) for _ in range(ranks.world_size)] if ranks.first else None
+    dist.gather(padded, out, group_dst=0, group=ranks.group)
+    return None if out is None else torch.cat([part[:n] for part, n in zip(out, sizes.tolist(), strict=True)])

@@ -47,7 +47,7 @@ class Meter:
         loss = torch.stack(self._losses).sum().double().cpu() if self._losses else torch.zeros(())
         self._losses.clear()
         sums = torch.tensor([float(loss), seconds, data, comm], dtype=torch.float64)
-        if self._ranks.group is not None:
+        if not self._ranks.alone:
             dist.all_reduce(sums, group=self._ranks.group)
         loss_sum, seconds_sum, data_sum, comm_sum = sums.tolist()
         return {

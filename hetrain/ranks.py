@@ -11,7 +11,7 @@ from hetrain.errors import HetrainError
 
 @dataclass(frozen=True)
 class Ranks:
-    """All ranks of a run. `group` has a backend for CPU tensors; None at one rank without a process group."""
+    """All ranks of a run. `group` has a backend for CPU tensors; may be None at one rank."""
 
     rank: int = 0
     world_size: int = 1
@@ -22,9 +22,14 @@ class Ranks:
         """Whether this is the rank that writes what is written once."""
         return self.rank == 0
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other rank to ask."""
+        return self.world_size == 1
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's picklable value, in rank order, on every rank."""
-        if self.group is None:
+        if self.alone:
             return [value]
         out: list[Any] = [None] * self.world_size
         dist.all_gather_object(out, value, group=self.group)

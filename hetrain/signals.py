@@ -42,7 +42,7 @@ class StopSignal:
 
         Called once per step. The question travels while the next step computes: nobody waits for the answer.
         """
-        if self._ranks.group is None:
+        if self._ranks.alone:
             return signal.Signals(self._mine) if self._mine else None
         answer = self.settle()
         if answer is None:

@@ -1,9 +1,7 @@
-"""What a run tells: bytes per channel, metrics.jsonl, TensorBoard, and where third parties' log lines go."""
+"""What a run tells: bytes per channel, metrics.jsonl, TensorBoard."""
 
 import json
-import logging
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -146,23 +144,3 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + str(key)] = value
     return flat
-
-
-def keep_third_parties_off_the_screen(file: Path) -> None:
-    """Send log records and warnings of all libraries to `file`, which appears when there is a first one."""
-    handler = logging.FileHandler(file, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(logging.WARNING)
-    for name in list(logging.root.manager.loggerDict):
-        if name.split(".")[0] in ("torch", "torchrec", "fbgemm_gpu", "tensorboard"):
-            logger = logging.getLogger(name)
-            logger.handlers = [h for h in logger.handlers if not _writes_to_screen(h)]
-            logger.propagate = True
-    logging.captureWarnings(True)
-    warnings.simplefilter("default", append=True)
-
-
-def _writes_to_screen(handler: logging.Handler) -> bool:
-    return isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class Best:
 
 
 @dataclass
-class Job:
+class Setup:
     """What the trainer works with; build.py makes it from a config."""
 
     engine: Engine
@@ -62,64 +63,66 @@ class Job:
 
 
 class Trainer:
-    """Trains one job to its end, to early stopping or to a signal. Every method is collective."""
+    """Trains to the end of the data or of max_steps, to early stopping or to a signal. Every method is collective."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.checkpoints = job.folder / "checkpoints"
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.checkpoints = setup.folder / "checkpoints"
         self.step = 0
         self.best = Best()
+        self.summary: dict[str, Any] = {}  # once run() is over
         self.validation: Metrics | None = None  # of the newest evaluation
         self.before: dict[str, Any] = {}  # totals of earlier sittings of this run
         self.last_saved = self.last_evaluated = -1
-        if job.resumed is not None:
-            self.step = self.last_saved = job.resumed.step
-            self.best = Best(**job.resumed.meta.get("early_stopping") or {})
-            self.before = job.resumed.meta.get("totals", {})
-        self.guard = Guard(job.ranks.rank, job.reader.schema.dense, self.step)
-        self.meter = Meter(job.ranks)
-        self.stop = StopSignal(job.ranks)
+        if setup.resumed is not None:
+            self.step = self.last_saved = setup.resumed.step
+            self.best = Best(**setup.resumed.meta.get("early_stopping") or {})
+            self.before = setup.resumed.meta.get("totals", {})
+        self.guard = Guard(setup.ranks.rank, setup.reader.schema.dense, self.step)
+        self.meter = Meter(setup.ranks)
+        self.stop = StopSignal(setup.ranks)
         self.started = self.resumed_at = time.perf_counter()
         self.train_s = 0.0  # seconds in training steps, evaluation and saving left out
 
-    def run(self) -> dict[str, Any]:
-        """Train, then evaluate on the test split. Returns the summary, which rank 0 also writes.
+    def run(self) -> int:
+        """Train, then evaluate on the test split and write summary.json.
 
-        `interrupted` is true in it when a signal ended training: the run can go on from its last checkpoint.
+        Returns 0, or the number of the signal that ended training: the run can then go on from its last checkpoint.
         """
-        self.job.log.open(self.step)
+        self.setup.log.open(self.step)
         try:
             with self.stop:
                 self.resumed_at = time.perf_counter()
                 reason = self._train()
                 self.stop.settle()
-                result = self._interrupted(reason) if reason.startswith("SIG") else self._finished(reason)
-            if self.job.ranks.first:
-                summary.write(self.job.folder, result)
-            return result
+                caught = reason if isinstance(reason, Signals) else None
+                self.summary = self._finished(str(reason)) if caught is None else self._interrupted(caught)
+            if self.setup.ranks.first:
+                summary.write(self.setup.folder, self.summary)
+            return 0 if caught is None else int(caught)
         finally:
-            self.job.log.close()
+            self.setup.log.close()
 
-    def _train(self) -> str:
+    def _train(self) -> str | Signals:
         """Step until something ends training; says what."""
-        job, cfg = self.job, self.job.train
-        batches = self.guard.watch(job.reader)
+        setup, cfg = self.setup, self.setup.train
+        batches = self.guard.watch(setup.reader)
         while cfg.max_steps is None or self.step < cfg.max_steps:
-            epoch = job.reader.epoch
-            out = job.engine.step(batches)
+            epoch = setup.reader.epoch
+            out = setup.engine.step(batches)
             if out is None:
                 return "end of data"
             self.step += 1
-            job.reader.trained()
+            setup.reader.trained()
             self.guard.check(self.step, out)
             self.meter.add(out)
-            if self.step % job.log_every == 0:
+            if self.step % setup.log_every == 0:
                 self._log()
             if signal := self.stop.agreed():
-                return signal.name
-            due = job.reader.epoch > epoch if cfg.eval_every is None else self.step % cfg.eval_every == 0
+                return signal
+            due = setup.reader.epoch > epoch if cfg.eval_every is None else self.step % cfg.eval_every == 0
             improved = self._evaluate() if due else False
-            every = job.checkpoint.every
+            every = setup.checkpoint.every
             if improved or (due if every is None else self.step % every == 0):
                 self._save()
             if cfg.patience is not None and self.best.since >= cfg.patience:
@@ -128,36 +131,36 @@ class Trainer:
 
     def _finished(self, reason: str) -> dict[str, Any]:
         """The end of a whole run: last evaluation, checkpoint, flush, test."""
-        job = self.job
+        setup = self.setup
         if self.last_evaluated != self.step:
             self._evaluate()
         # Saved before the flush: with held-back updates still apart, a longer run can go on from here bit for bit.
         self._save()
-        job.engine.finish()
+        setup.engine.finish()
         with self._paused():
-            if job.train.patience is not None and self.best.step not in (0, self.step):
+            if setup.train.patience is not None and self.best.step not in (0, self.step):
                 best = checkpoint.step_folder(self.checkpoints, self.best.step)
-                checkpoint.load(job.engine, best, job.ranks)
-                job.log.say(f"took the weights of step {self.best.step}, the best on validation")
+                checkpoint.load(setup.engine, best, setup.ranks)
+                setup.log.say(f"took the weights of step {self.best.step}, the best on validation")
             test = self._metrics_of("test")
         result = self._summary(reason, test)
         numbers = {k: result[k] for k in ("auc", "logloss", "examples_per_s") if result[k] is not None}
-        job.log.hyperparameters(job.settings, numbers)
+        setup.log.hyperparameters(setup.settings, numbers)
         return result
 
-    def _interrupted(self, reason: str) -> dict[str, Any]:
+    def _interrupted(self, signal: Signals) -> dict[str, Any]:
         self._save()
-        self.job.log.say(f"{reason}: saved step {self.step}; start again with the same name to go on")
-        return self._summary(reason, None)
+        self.setup.log.say(f"{signal.name}: saved step {self.step}; start again with the same name to go on")
+        return self._summary(signal.name, None) | {"interrupted": True}
 
     @contextmanager
     def _paused(self) -> Iterator[None]:
         """Time and bytes inside are not training's. Not to be nested."""
-        if self.job.device.type == "cuda":
-            torch.cuda.synchronize(self.job.device)
+        if self.setup.device.type == "cuda":
+            torch.cuda.synchronize(self.setup.device)
         self.train_s = self._train_seconds()
         self.resumed_at = math.inf
-        with self.job.traffic.set_aside():
+        with self.setup.traffic.set_aside():
             yield
         self.resumed_at = time.perf_counter()
 
@@ -165,7 +168,7 @@ class Trainer:
         return self.train_s + max(time.perf_counter() - self.resumed_at, 0.0)
 
     def _log(self) -> None:
-        self.job.log.train(self.step, self.meter.values(self._train_seconds(), self.job.reader.wait_s))
+        self.setup.log.train(self.step, self.meter.values(self._train_seconds(), self.setup.reader.wait_s))
 
     def _evaluate(self) -> bool:
         """Evaluate on validation; whether it is the best so far."""
@@ -175,10 +178,10 @@ class Trainer:
         return self.validation is not None and self.best.better(self.validation.auc, self.step)
 
     def _metrics_of(self, split: str) -> Metrics | None:
-        if split not in self.job.splits:
+        if split not in self.setup.splits:
             return None
-        metrics = evaluate(self.job.engine, self.job.splits[split](), self.job.ranks.group)
-        self.job.log.evaluation(self.step, split, metrics.as_dict())
+        metrics = evaluate(self.setup.engine, self.setup.splits[split](), self.setup.ranks)
+        self.setup.log.evaluation(self.step, split, metrics.as_dict())
         return metrics
 
     def _save(self) -> None:
@@ -193,24 +196,26 @@ class Trainer:
         }
         path = checkpoint.step_folder(self.checkpoints, self.step)
         with self._paused():
-            checkpoint.save(self.job.engine, path, self.job.ranks, reader=self.job.reader.state_dict(), about=about)
-            if self.job.ranks.first:
-                checkpoint.prune(self.checkpoints, self.job.checkpoint.keep)
+            checkpoint.save(
+                self.setup.engine, path, self.setup.ranks, reader=self.setup.reader.state_dict(), about=about
+            )
+            if self.setup.ranks.first:
+                checkpoint.prune(self.checkpoints, self.setup.checkpoint.keep)
         self.last_saved = self.step
 
     def _totals(self) -> dict[str, Any]:
         """Counters of the whole run so far, over all ranks and sittings. Collective."""
-        job, seconds = self.job, self._train_seconds()
+        setup, seconds = self.setup, self._train_seconds()
         mine = {
-            "wait_data_s": job.reader.wait_s,
+            "wait_data_s": setup.reader.wait_s,
             "wait_comm_s": self.meter.wait_comm_s,
             "rank_seconds": seconds,
-            "bytes": job.traffic.bytes,
-            "bytes_aside": job.traffic.aside,
+            "bytes": setup.traffic.bytes,
+            "bytes_aside": setup.traffic.aside,
         }
-        now = summary.merge(job.ranks.gather(mine))
+        now = summary.merge(setup.ranks.gather(mine))
         now |= {
-            "train_s": now["rank_seconds"] / job.ranks.world_size,
+            "train_s": now["rank_seconds"] / setup.ranks.world_size,
             "examples": self.meter.examples,
             "seconds": time.perf_counter() - self.started,
         }
@@ -218,11 +223,11 @@ class Trainer:
 
     def _summary(self, reason: str, test: Metrics | None) -> dict[str, Any]:
         """summary.json. Quality is the test split's, or validation's where there is no test."""
-        report = summary.merge(self.job.ranks.gather(self.job.engine.report()))
+        report = summary.merge(self.setup.ranks.gather(self.setup.engine.report()))
         shown = test or self.validation or compute_metrics(torch.empty(0), torch.empty(0))
         return {
-            **self.job.about,
-            "world_size": self.job.ranks.world_size,
+            **self.setup.about,
+            "world_size": self.setup.ranks.world_size,
             "steps": self.step,
             **shown.as_dict(),
             **summary.describe(self._totals(), report),
@@ -230,5 +235,5 @@ class Trainer:
             "test": test.as_dict() if test else None,
             "best_step": self.best.step or None,
             "stop_reason": reason,
-            "interrupted": reason.startswith("SIG"),
+            "interrupted": False,
         }

@@ -11,6 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from hetrain.data.batch import Batch
 from hetrain.errors import TrainingError
 from hetrain.evaluate import area_under_roc, compute_metrics, evaluate
+from hetrain.ranks import Ranks
 from tests.ranks import run_ranks
 
 
@@ -79,12 +80,12 @@ def test_one_class_has_no_auc_and_no_examples_no_numbers():
 
 def test_padding_does_not_count():
     padded = batch_of([1.0, -1.0, 5.0], [1, 0, 0], weights=torch.tensor([1.0, 1.0, 0.0]))
-    assert evaluate(Echo(), [padded]) == evaluate(Echo(), [batch_of([1.0, -1.0], [1, 0])])
+    assert evaluate(Echo(), [padded], Ranks()) == evaluate(Echo(), [batch_of([1.0, -1.0], [1, 0])], Ranks())
 
 
 def test_diverged_weights_are_an_error():
     with pytest.raises(TrainingError, match="lr"):
-        evaluate(Echo(), [batch_of([float("nan"), 0.0], [1, 0])])
+        evaluate(Echo(), [batch_of([float("nan"), 0.0], [1, 0])], Ranks())
 
 
 def test_half_a_million_examples_take_under_a_second():
@@ -104,11 +105,11 @@ def on_a_rank(rank, world_size, cuts):
     mine = slice(cuts[rank], cuts[rank + 1])
     x, y = logits[mine], labels[mine]
     batches = [batch_of(x[:7], y[:7]), batch_of(x[7:], y[7:])]
-    return evaluate(Echo(), batches, dist.group.WORLD)
+    return evaluate(Echo(), batches, Ranks(rank, world_size, dist.group.WORLD))
 
 
 @pytest.mark.parametrize("cuts", [(0, 100, 500), (0, 0, 500), (0, 500, 500)])
 def test_all_ranks_get_the_numbers_of_the_whole(cuts):
     logits, labels = data()
-    whole = evaluate(Echo(), [batch_of(logits, labels)])
+    whole = evaluate(Echo(), [batch_of(logits, labels)], Ranks())
     assert run_ranks(2, on_a_rank, cuts) == [whole, whole]
