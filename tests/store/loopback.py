@@ -1,6 +1,7 @@
 """W caches and owners in one process; an exchange is a call."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,7 +45,7 @@ def plan_of(tables, world, seed):
     pieces = []
     for number, rows in enumerate(tables):
         cuts = sorted({0, rows, *rng.integers(0, rows + 1, world - 1).tolist()})
-        for first, end in zip(cuts, cuts[1:], strict=False):
+        for first, end in pairwise(cuts):
             pieces.append(
                 SimpleNamespace(table=f"t{number}", rank=int(rng.integers(world)), first_row=first, rows=end - first)
             )
@@ -123,9 +124,7 @@ class Loopback:
             cache.commit(plan)
 
     def audit(self, plans):
-        reports = [
-            split_report(audit_report(c, p), self.placement) for c, p in zip(self.caches, plans, strict=True)
-        ]
+        reports = [split_report(audit_report(c, p), self.placement) for c, p in zip(self.caches, plans, strict=True)]
         return max(missed_updates(owner, [r[o] for r in reports]) for o, owner in enumerate(self.owners))
 
     def flush(self):

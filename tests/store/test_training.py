@@ -1,0 +1,208 @@
+"""What training through the store must equal: a plain table, itself undisturbed, itself resumed."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hetrain.errors import ConfigError
+from hetrain.store.messages import Request
+from hetrain.store.owner import Owner
+from tests.store.loopback import CPU, Loopback, Setup
+
+OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad"]
+ROWS = 60
+
+
+def batches_of(setup, steps, seed=3):
+    """By step and worker: skewed lookups, and the gradient each row takes in that step."""
+    rng = np.random.default_rng(seed)
+    weight = 1 / np.arange(1, setup.rows + 1)
+    for _ in range(steps):
+        lookups = [rng.choice(setup.rows, 12, p=weight / weight.sum()) for _ in range(setup.world)]
+        yield lookups, [torch.from_numpy(rng.normal(size=(setup.rows, setup.dim)).astype(np.float32)) for _ in lookups]
+
+
+def train(store, steps, between=lambda store: None):
+    for lookups, gradients in steps:
+        plans, _ = store.read(lookups)
+        store.write(plans, [g[p.rows] for p, g in zip(plans, gradients, strict=True)])
+        between(store)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("capacity", [0, 1, 10, ROWS])
+@pytest.mark.parametrize("staleness", [0, 3, math.inf])
+def test_one_worker_is_a_plain_optimizer(optimizer, capacity, staleness):
+    setup = Setup(tables=(ROWS,), capacity=capacity, batch_rows=ROWS, staleness=staleness, optimizer=optimizer)
+    store = Loopback(setup)
+    table, state = store.table(), store.table("state")
+    for lookups, gradients in batches_of(setup, 60):
+        plans, _ = store.read([lookups[0]])
+        torch.testing.assert_close(store.caches[0].value[plans[0].unique_slots], table[plans[0].rows])
+        rows = plans[0].rows
+        store.write(plans, [gradients[0][rows]])
+        value, sums = table[rows], state[rows]
+        store.optimizer.step_(value, sums, gradients[0][rows], setup.lr)
+        table[rows], state[rows] = value, sums
+    store.flush()
+    torch.testing.assert_close(store.table(), table, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(store.table("state"), state, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_empty_cache_is_one_optimizer_on_summed_gradients(optimizer):
+    setup = Setup(world=3, tables=(ROWS,), capacity=0, batch_rows=ROWS, optimizer=optimizer)
+    store = Loopback(setup)
+    table, state = store.table(), store.table("state")
+    for lookups, gradients in batches_of(setup, 30):
+        train(store, [(lookups, gradients)])
+        read = [torch.zeros(ROWS, 1).index_fill_(0, torch.tensor(rows), 1) for rows in lookups]
+        total = sum(mask * gradient for mask, gradient in zip(read, gradients, strict=True))
+        rows = torch.unique(torch.tensor(np.concatenate(lookups)))
+        value, sums = table[rows], state[rows]
+        store.optimizer.step_(value, sums, total[rows], setup.lr)
+        table[rows], state[rows] = value, sums
+    store.flush()
+    torch.testing.assert_close(store.table(), table, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad"])
+def test_held_back_adagrad_does_not_move_too_far(optimizer):
+    """Eight workers that push rarely move a row about as far as one optimizer that sees every gradient at once."""
+    setup = Setup(world=8, tables=(1,), capacity=1, batch_rows=1, staleness=20, optimizer=optimizer)
+    store, plain = Loopback(setup), Loopback(Setup(world=8, tables=(1,), capacity=0, batch_rows=1, optimizer=optimizer))
+    start = store.table()
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        gradients = [torch.from_numpy(rng.normal(1, 0.3, size=(1, 3)).astype(np.float32)) for _ in range(8)]
+        train(store, [([np.array([0])] * 8, gradients)])
+        train(plain, [([np.array([0])] * 8, gradients)])
+    store.flush()
+    plain.flush()
+    moved = (store.table() - start).norm() / (plain.table() - start).norm()
+    assert 0.8 < moved < 3.5, moved
+
+
+def everything(store):
+    owners = [t for o in store.owners for t in (o.value, o.state, o.clock, o.applied)]
+    held = [t for c in store.caches for t in tensors_in(c.state_dict())]
+    return [t.clone() for t in owners + held]
+
+
+def tensors_in(item):
+    """Everything in nested containers as tensors, in order."""
+    if isinstance(item, dict):
+        item = list(item.values())
+    if isinstance(item, list):
+        return [t for part in item for t in tensors_in(part)]
+    return [torch.as_tensor(item)]
+
+
+def assert_same(left, right):
+    for a, b in zip(left, right, strict=True):
+        assert torch.equal(a, b)
+
+
+def look(store):
+    """What an evaluation does: a view of every owner, all pending pushes in it, then fetches."""
+    views = [owner.view() for owner in store.owners]
+    for view in views:
+        view.__enter__()
+    store.exchange([cache.pending() for cache in store.caches])
+    rows = torch.arange(store.space.rows)
+    replies, _ = store.exchange([Request.fetch(rows, store.setup.dim, c.state.shape[1]) for c in store.caches])
+    for view in views:
+        view.__exit__(None, None, None)
+    return replies[0].value
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("capacity", [0, 8, ROWS])
+def test_view_sees_everything_and_changes_nothing(optimizer, capacity):
+    setup = Setup(world=2, tables=(ROWS,), capacity=capacity, batch_rows=ROWS, staleness=3, optimizer=optimizer)
+    store, undisturbed = Loopback(setup), Loopback(setup)
+
+    def check(store):
+        before = everything(store)
+        look(store)
+        assert_same(everything(store), before)
+
+    train(store, batches_of(setup, 20), check)
+    train(undisturbed, batches_of(setup, 20))
+    assert_same(everything(store), everything(undisturbed))
+    seen = look(store)
+    store.flush()
+    assert torch.equal(store.table(), seen)
+
+
+def test_one_view_at_a_time():
+    owner = Loopback(Setup()).owners[0]
+    with owner.view(), pytest.raises(RuntimeError, match="open"), owner.view():
+        pass
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("capacity", [0, 8, ROWS])
+def test_resume_is_bit_for_bit(policy, optimizer, capacity):
+    setup = Setup(
+        world=2, tables=(ROWS,), capacity=capacity, batch_rows=ROWS, staleness=3, optimizer=optimizer, policy=policy
+    )
+    steps = list(batches_of(setup, 30))
+    store = Loopback(setup)
+    train(store, steps[:17])
+    views = [owner.view() for owner in store.owners]
+    for view in views:
+        view.__enter__()
+    store.exchange([cache.pending() for cache in store.caches])
+    saved = [(o.value.clone(), o.state.clone(), o.state_dict()) for o in store.owners]
+    saved_caches = [cache.state_dict() for cache in store.caches]
+    for view in views:
+        view.__exit__(None, None, None)
+
+    resumed = Loopback(setup)
+    train(resumed, steps[20:22])  # whatever it held before must not matter
+    for owner, (value, state, private) in zip(resumed.owners, saved, strict=True):
+        owner.value.copy_(value)
+        owner.state.copy_(state)
+        owner.load_state_dict(private)
+    for cache, private in zip(resumed.caches, saved_caches, strict=True):
+        cache.load_state_dict(private)
+    assert_same(everything(resumed), everything(store))
+    train(store, steps[17:])
+    train(resumed, steps[17:])
+    assert_same(everything(resumed), everything(store))
+    assert [o.observed_staleness_max for o in resumed.owners] == [o.observed_staleness_max for o in store.owners]
+
+
+def test_staleness_is_observed_at_infinity_when_measured():
+    store = Loopback(Setup(world=1, tables=(4,), capacity=4, batch_rows=4, staleness=math.inf))
+    cache = store.caches[0]
+    train(store, [([np.array([1])], [torch.ones(4, 3)])] * 3)
+    assert cache.begin(torch.tensor([1])).request.check_rows.tolist() == []
+    assert cache.begin(torch.tensor([1]), measure=True).request.check_rows.tolist() == [1]
+    assert cache.observed_staleness_max == 3
+
+
+def test_too_large_a_batch_leaves_the_cache_usable():
+    store = Loopback(Setup(tables=(20,), capacity=2, batch_rows=3))
+    with pytest.raises(ValueError, match="20 new rows"):
+        store.read([list(range(20))])
+    plans, _ = store.read([[5, 6, 5]])
+    assert plans[0].misses == 2
+
+
+def test_optimizer_that_does_not_add_up_is_refused_when_held_back():
+    class Adam:
+        name, lr, eps, additive = "adam", 0.1, 1e-8, False
+
+        def state_width(self, dim):
+            return 2 * dim
+
+    store = Loopback(Setup())
+    arguments = (store.space, store.placement, 0, Adam())
+    Owner(*arguments, seed=1, device=CPU, held_back=False)
+    with pytest.raises(ConfigError, match="rowwise_adagrad"):
+        Owner(*arguments, seed=1, device=CPU, held_back=True)
