@@ -55,6 +55,10 @@ class Engine(Protocol):
         """Flush held-back updates, once, at the end of training."""
         ...
 
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Around many `predict`s: held-back updates are made visible once; closing it leaves training as it was."""
+        ...
+
     def predict(self, batch: Batch) -> Tensor:
         """Logits [B] of a batch, every held-back update included; changes nothing."""
         ...

@@ -1,13 +1,13 @@
 """Rounds: one lockstep exchange of all ranks, requests to every owner and replies back."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from hetrain.store.messages import Reply, Request
+from hetrain.store.audit import AuditReport
+from hetrain.store.messages import Message, Reply, Request
 from hetrain.telemetry import Traffic
 from hetrain.transport.leg import Leg, ShortLeg, SizedLeg
 from hetrain.transport.wire import Codec, Layout
@@ -48,6 +48,8 @@ class CollectiveTransport:
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
         self._requests = Codec([_layout(Request.CHANNELS, REQUEST_WIDTHS, *w) for w in widths], traffic)
         self._replies = Codec([_layout(Reply.CHANNELS, REPLY_WIDTHS, *w) for w in widths], traffic)
+        reports = Layout(AuditReport.CHANNELS, (None,) * len(AuditReport.CHANNELS))
+        self._reports = Codec([reports] * len(self._owners), traffic, overhead="audit")
         self._legs: tuple[Leg, ...] = ()
         if self.world_size > 1 and dist.get_backend(group) == "gloo":
             codecs = ((self._requests, REQUEST_TAG), (self._replies, REPLY_TAG))
@@ -92,17 +94,21 @@ class CollectiveTransport:
         for leg in self._legs:
             leg.drain()
 
-    @contextmanager
-    def counting(self, traffic: Traffic) -> Iterator[None]:
-        """Count what is sent meanwhile on `traffic`: evaluation is no part of what training costs."""
-        training = self._requests.traffic
-        self._requests.traffic = self._replies.traffic = traffic
-        try:
-            yield
-        finally:
-            self._requests.traffic = self._replies.traffic = training
+    def collect(self, reports: Sequence[Sequence[AuditReport]]) -> list[list[AuditReport]]:
+        """One leg: reports by peer, then width group, to those sent to this rank, in the same shape."""
+        if self.world_size == 1:
+            return [list(of_peer) for of_peer in reports]
+        leg = self._legs[0]
+        leg.post()
+        leg.send([self._packed(self._reports, p, messages) for p, messages in enumerate(reports)])
+        return [
+            list(reports[self.rank])
+            if buffer is None
+            else [AuditReport.from_fields(fields) for fields in self._reports.unpack(buffer)]
+            for buffer in leg.receive()
+        ]
 
-    def _packed(self, codec: Codec, peer: int, messages: Sequence[Request] | Sequence[Reply]) -> torch.Tensor | None:
+    def _packed(self, codec: Codec, peer: int, messages: Sequence[Message]) -> torch.Tensor | None:
         return None if peer == self.rank else codec.pack([message.fields() for message in messages])
 
 

@@ -39,17 +39,15 @@ class Layout:
 class Codec:
     """Packs and unpacks the messages of one type, one per width group."""
 
-    def __init__(self, layouts: Sequence[Layout], traffic: Traffic) -> None:
+    def __init__(self, layouts: Sequence[Layout], traffic: Traffic, overhead: str = "ids") -> None:
+        """`overhead`: the channel that header and padding are counted on; they too say which rows are meant."""
         self._layouts = [(layout, *layout.blocks) for layout in layouts]
         # length of the message, then per group the two dtypes of its integer blocks and the rows of each field
         self._header = 1 + sum(2 + len(layout.widths) for layout in layouts)
-        self.traffic = traffic
+        self._traffic, self._overhead = traffic, overhead
 
     def pack(self, messages: Sequence[Sequence[tuple[str, Tensor]]]) -> Tensor:
-        """One uint8 buffer of the fields of every group's message; counts its bytes by channel.
-
-        The header and the padding are counted as `ids`: they too say which rows are meant.
-        """
+        """One uint8 buffer of the fields of every group's message; counts its bytes by channel."""
         header, parts, counted = [0], [], 0
         for (layout, ids, counters, floats), fields in zip(self._layouts, messages, strict=True):
             tensors = [tensor for _, tensor in fields]
@@ -60,7 +58,7 @@ class Codec:
                 parts += _aligned(block)
         length = self._header * 8 + sum(part.shape[0] for part in parts)
         header[0] = length
-        self.traffic.add("ids", length - counted)
+        self._traffic.add(self._overhead, length - counted)
         device = parts[0].device if parts else None
         return torch.cat([torch.tensor(header, dtype=torch.int64, device=device).view(torch.uint8), *parts])
 
@@ -93,7 +91,7 @@ class Codec:
             return 0
         for i in positions:
             if tensors[i].numel():
-                self.traffic.add(layout.channels[i], tensors[i].numel() * block.element_size())
+                self._traffic.add(layout.channels[i], tensors[i].numel() * block.element_size())
         return block.shape[0] * block.element_size()
 
 

@@ -1,0 +1,298 @@
+"""The bag collection over the store: KeyedJaggedTensor -> KeyedTensor, one table-batched embedding per width.
+
+All features of one embedding dim look up in one FBGEMM table whose rows are cache slots; lookup, pooling,
+backward and the optimizer step are the fused kernels that `bsp` trains with.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    DenseTableBatchedEmbeddingBagsCodegen,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from hetrain.optim import RowOptimizer
+from hetrain.store.audit import audit_report, missed_updates, split_report
+from hetrain.store.cache import Cache
+from hetrain.store.messages import Message, Request
+from hetrain.store.owner import Owner
+from hetrain.store.read import ReadPlan
+from hetrain.store.route import split
+from hetrain.store.space import Placement, RowSpace
+from hetrain.transport.collective import CollectiveTransport
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """What every width group's cache has in common."""
+
+    policy: str  # lru | lfu
+    staleness: float  # updates; may be inf
+    batch_size: int  # examples of a rank's batch: slots to start with
+    audit: bool = False
+
+
+class SlotTable:
+    """The memory of one width group and the kernel over it.
+
+    Where updates are held back, the kernel's fused optimizer trains the slots in place. With an empty cache the
+    gradient of every row has to travel, merged per row: the dense kernel leaves it in `gradients`.
+    """
+
+    def __init__(
+        self, features: int, slots: int, dim: int, optimizer: RowOptimizer, device: torch.device, *, held_back: bool
+    ) -> None:
+        self.held_back, self._dim, self._device = held_back, dim, device
+        make = self._fused if held_back else self._dense
+        self._kernel = make(slots, [0] * features, optimizer)
+        self.value: Tensor = self._kernel.split_embedding_weights()[0].zero_()  # [slots, D]
+        states = self._kernel.split_optimizer_states()[0] if held_back and optimizer.state_width(dim) else []
+        self.state: Tensor = states[0].view(slots, -1) if states else torch.empty(slots, 0, device=device)
+
+    def _fused(self, slots: int, tables: list[int], optimizer: RowOptimizer) -> SplitTableBatchedEmbeddingBagsCodegen:
+        on_cpu = self._device.type == "cpu"
+        location = EmbeddingLocation.HOST if on_cpu else EmbeddingLocation.DEVICE
+        return SplitTableBatchedEmbeddingBagsCodegen(
+            [(slots, self._dim, location, ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA)],
+            feature_table_map=tables,
+            optimizer=optimizer.fbgemm,
+            learning_rate=optimizer.lr,
+            eps=optimizer.eps,
+            stochastic_rounding=False,
+            pooling_mode=PoolingMode.SUM,
+            bounds_check_mode=BoundsCheckMode.NONE,  # slots are our own numbers
+            device=self._device,
+        )
+
+    def _dense(self, slots: int, tables: list[int], _: RowOptimizer) -> DenseTableBatchedEmbeddingBagsCodegen:
+        return DenseTableBatchedEmbeddingBagsCodegen(
+            [(slots, self._dim)], feature_table_map=tables, use_cpu=self._device.type == "cpu"
+        )
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Rate of the fused step; gradients that travel meet theirs at the owner."""
+        if self.held_back:
+            self._kernel.set_learning_rate(lr)
+
+    def pool(self, slots: Tensor, offsets: Tensor) -> Tensor:
+        """Sums per bag, [B, F * D], of `slots` [n] cut by `offsets` [F * B + 1]."""
+        pooled: Tensor = self._kernel(slots.to(self._device), offsets.to(self._device))
+        return pooled
+
+    def gradients(self, slots: Tensor) -> Tensor:
+        """After backward, once, where gradients travel: those of distinct `slots`, [U] to [U, D]."""
+        weights = self._kernel.weights
+        gradient: Tensor = weights.grad.view(-1, self._dim).index_select(0, slots.to(self._device))
+        weights.grad = None
+        return gradient
+
+
+@dataclass
+class _Read:
+    """One width group's part of the batch in flight: lookups by feature and bag, [n] and [F * B + 1]."""
+
+    indices: Tensor
+    offsets: Tensor
+    plan: ReadPlan | None = None  # None: looked up in `rows`, for evaluation
+    rows: Tensor | None = None  # [., D]
+
+
+class WidthGroup:
+    """The features of one embedding dim: their rows' space and placement, this rank's owner, slots and cache."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        owner: Owner,
+        optimizer: RowOptimizer,
+        capacity_rows: int,
+        settings: CacheSettings,
+        device: torch.device,
+    ) -> None:
+        self.space: RowSpace = placement.space
+        self.placement, self.owner = placement, owner
+        self.features = list(self.space.feature_offsets)
+        self._first_rows = torch.tensor([self.space.feature_offsets[f] for f in self.features])
+        self._optimizer, self._settings, self._device = optimizer, settings, device
+        self.capacity_rows = capacity_rows
+        self.learning_rate = optimizer.lr
+        self._build(min(self.space.rows, max(1, settings.batch_size * len(self.features))))
+
+    def _build(self, batch_rows: int) -> None:
+        self.batch_rows = batch_rows
+        self.table = SlotTable(
+            len(self.features),
+            self.capacity_rows + batch_rows,
+            self.space.dim,
+            self._optimizer,
+            self._device,
+            held_back=self.capacity_rows > 0,
+        )
+        self.table.set_learning_rate(self.learning_rate)
+        self.cache = Cache(
+            self.space,
+            self.capacity_rows,
+            batch_rows,
+            self.table.value,
+            self.table.state,
+            self._settings.policy,
+            self._settings.staleness,
+            self._optimizer,
+            audit=self._settings.audit,
+        )
+
+    def make_room(self, lookups: int) -> None:
+        """Grow, keeping every bit of the cache, when a batch may touch more rows than any before it."""
+        wanted = min(lookups, self.space.rows)
+        if wanted <= self.batch_rows:
+            return
+        state, old = self.cache.state_dict(), self.batch_rows
+        self._build(min(self.space.rows, 1 << (wanted - 1).bit_length()))
+        new = torch.arange(self.capacity_rows + self.batch_rows - 1, self.capacity_rows + old - 1, -1)
+        state["free"] = torch.cat([new, state["free"]])
+        self.cache.load_state_dict(state)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Rate of this step's row updates at the worker."""
+        self.learning_rate = lr
+        self.table.set_learning_rate(lr)
+
+    def owned(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`rows` [n] of the owner's memory, with copies of their values [n, D] and states [n, S]."""
+        return rows, self.owner.value.index_select(0, rows), self.owner.state.index_select(0, rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's cache and clocks, and inside a view of the owner the rows it changed, to resume bit for bit."""
+        return {"batch_rows": self.batch_rows, "cache": self.cache.state_dict(), "owner": self.owner.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Take up what `state_dict` gave, after the owner's tables were loaded; None: empty cache, clocks at 0."""
+        if state is None:
+            self.cache.clear()
+            self.owner.clock.zero_()
+            self.owner.applied.zero_()
+            return
+        if state["batch_rows"] != self.batch_rows:
+            self._build(state["batch_rows"])
+        self.cache.load_state_dict(state["cache"])
+        self.owner.load_state_dict(state["owner"])
+
+    def lookups(self, sparse: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        """Global row of every lookup of this group [n] int64, on the CPU, and bag offsets [F * B + 1]."""
+        keys = sparse.keys()
+        if keys != self.features:
+            sparse = sparse.permute([keys.index(f) for f in self.features])
+        lengths = sparse.length_per_key()
+        values = sparse.values()
+        if lengths[0] * len(lengths) == len(values) and lengths.count(lengths[0]) == len(lengths):
+            rows = (values.view(len(lengths), -1) + self._first_rows.unsqueeze(1)).view(-1)
+        else:
+            rows = values + self._first_rows.repeat_interleave(torch.tensor(lengths))
+        return rows.cpu(), sparse.offsets()
+
+
+class StoreBags(nn.Module):
+    """Embedding bags whose rows are read through the cache.
+
+    A training step calls `read` (collective), the network (which calls this module), backward, `commit`. The
+    slots are no parameters: the fused kernel trains them, and neither DDP nor an optimizer sees them.
+    """
+
+    def __init__(self, groups: Sequence[WidthGroup], transport: CollectiveTransport) -> None:
+        super().__init__()
+        self.groups = tuple(groups)
+        self._transport = transport
+        self._reads: list[_Read] = []
+        self._keys = [f for group in groups for f in group.features]
+        self._widths = [group.space.dim for group in groups for _ in group.features]
+
+    def forward(self, sparse: KeyedJaggedTensor) -> KeyedTensor:
+        """Pooled rows of the batch given to `read` (or `read_only`) last; keys are features, width group by group."""
+        pooled = [_pool(group, read) for group, read in zip(self.groups, self._reads, strict=True)]
+        values = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
+        return KeyedTensor(self._keys, self._widths, values)
+
+    def read(self, sparse: KeyedJaggedTensor, *, measure: bool = False) -> None:
+        """The round of a training step: push what is due, fetch and check the rows of `sparse`.
+
+        `measure`: check rows even when no bound is set, so that observed staleness is exact.
+        """
+        reads, routed = [], []
+        for group in self.groups:
+            rows, offsets = group.lookups(sparse)
+            group.make_room(len(rows))
+            plan = group.cache.begin(rows, measure=measure)
+            reads.append(_Read(plan.slots, offsets, plan))
+            routed.append(split(plan.request, group.placement))
+        replies = self._transport.exchange(_by_peer([r.requests for r in routed]))
+        for g, (group, read) in enumerate(zip(self.groups, reads, strict=True)):
+            assert read.plan is not None
+            group.cache.admit(read.plan, routed[g].merge([peer[g] for peer in replies]))
+        self._reads = reads
+
+    def audit(self) -> int:
+        """Between `read` and `commit`: the most updates that a read of this step misses here. Collective."""
+        reports = []
+        for group, read in zip(self.groups, self._reads, strict=True):
+            assert read.plan is not None
+            reports.append(split_report(audit_report(group.cache, read.plan), group.placement))
+        received = self._transport.collect(_by_peer(reports))
+        return max(missed_updates(group.owner, [peer[g] for peer in received]) for g, group in enumerate(self.groups))
+
+    def commit(self) -> None:
+        """Once backward is done: clocks advance, gradients are staged, the cache shrinks to its capacity."""
+        for group, read in zip(self.groups, self._reads, strict=True):
+            assert read.plan is not None
+            if not group.table.held_back:
+                group.cache.stage_gradients(read.plan, group.table.gradients(read.plan.unique_slots))
+            group.cache.commit(read.plan)
+        self._reads = []
+
+    def push(self) -> None:
+        """Send every held-back update to its owner, changing nothing here. Collective."""
+        routed = [split(group.cache.pending(), group.placement).requests for group in self.groups]
+        self._transport.exchange(_by_peer(routed))
+
+    def read_only(self, sparse: KeyedJaggedTensor) -> None:
+        """Fetch the rows of `sparse` from their owners past the cache, for a forward without gradients. Collective."""
+        lookups = [group.lookups(sparse) for group in self.groups]
+        if self._transport.world_size == 1:
+            self._reads = [
+                _Read(group.placement.local_of(rows), offsets, rows=group.owner.value)
+                for group, (rows, offsets) in zip(self.groups, lookups, strict=True)
+            ]
+            return
+        reads, routed = [], []
+        for group, (rows, offsets) in zip(self.groups, lookups, strict=True):
+            distinct, indices = torch.unique(rows, return_inverse=True)
+            reads.append(_Read(indices, offsets))
+            routed.append(split(Request.fetch(distinct, group.space.dim, group.cache.state.shape[1]), group.placement))
+        replies = self._transport.exchange(_by_peer([r.requests for r in routed]))
+        for g, read in enumerate(reads):
+            read.rows = routed[g].merge([peer[g] for peer in replies]).value
+        self._reads = reads
+
+
+def _pool(group: WidthGroup, read: _Read) -> Tensor:
+    if read.rows is None:
+        return group.table.pool(read.indices, read.offsets)
+    features, bags = len(group.features), read.offsets.shape[0] - 1
+    pooled = nn.functional.embedding_bag(
+        read.indices.to(read.rows.device), read.rows, read.offsets, mode="sum", include_last_offset=True
+    )
+    by_feature = pooled.view(features, bags // features, group.space.dim)
+    return by_feature.transpose(0, 1).reshape(bags // features, features * group.space.dim)
+
+
+def _by_peer(by_group: Sequence[Sequence[M]]) -> list[list[M]]:
+    """Messages by group then peer, as the transport wants them: by peer, then group."""
+    return [list(of_peer) for of_peer in zip(*by_group, strict=True)]

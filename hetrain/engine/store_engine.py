@@ -1,0 +1,285 @@
+"""One training step over the store: `het` with any cache, the empty one (PS-Hybrid) included."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from hetrain.comms.dense import DenseReducer, wrap_dense
+from hetrain.consistency import ClockRule
+from hetrain.data.batch import Batch
+from hetrain.embedding import CacheSettings, StoreBags, WidthGroup
+from hetrain.engine import EngineState, StepOutput, TablePiece
+from hetrain.engine.loss import loss_share
+from hetrain.optim import RowOptimizer, Schedule
+from hetrain.planner.plan import Plan
+from hetrain.store.owner import Owner
+from hetrain.store.space import Placement, RowSpace, row_spaces
+from hetrain.tables import Table
+from hetrain.telemetry import Traffic
+from hetrain.transport.collective import CollectiveTransport
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """What `consistency`, `store`, `launch` and `telemetry` say about the store."""
+
+    capacity: float  # <= 1: share of all rows; > 1: rows; 0: no row is kept between steps
+    batch_size: int  # examples of one rank's batch; larger ones grow the slots
+    policy: str = "lru"
+    staleness: float = 100
+    clock: ClockRule = "max"
+    audit_every: int = 0  # steps between audit rounds; 0: none
+    timeout_s: float = 300.0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where master rows live
+
+
+def capacity_rows(capacity: float, spaces: Sequence[RowSpace]) -> list[int]:
+    """Rows kept per width group: the same share of each; at least one row where any is kept."""
+    total = sum(space.rows for space in spaces)
+    share = capacity if capacity <= 1 else capacity / total
+    return [min(space.rows, max(1, round(share * space.rows))) if capacity > 0 else 0 for space in spaces]
+
+
+def _width_groups(
+    tables: Sequence[Table],
+    plan: Plan,
+    optimizer: RowOptimizer,
+    device: torch.device,
+    seed: int,
+    settings: StoreSettings,
+    group: dist.ProcessGroup | None,
+) -> list[WidthGroup]:
+    """Owner and cache of every embedding dim on this rank."""
+    world_size = dist.get_world_size(group) if dist.is_initialized() else 1
+    rank = dist.get_rank(group) if dist.is_initialized() else 0
+    audit = settings.audit_every > 0
+    cache = CacheSettings(settings.policy, settings.staleness, settings.batch_size, audit)
+    spaces = row_spaces(tables)
+    groups = []
+    for space, capacity in zip(spaces, capacity_rows(settings.capacity, spaces), strict=True):
+        placement = Placement(space, plan, world_size)
+        owner = Owner(
+            space,
+            placement,
+            rank,
+            optimizer,
+            seed=seed,
+            device=settings.device,
+            held_back=capacity > 0,
+            clock=settings.clock,
+            staleness=settings.staleness,
+            audit=audit,
+        )
+        groups.append(WidthGroup(placement, owner, optimizer, capacity, cache, device))
+    return groups
+
+
+class StoreEngine:
+    """Implements Engine (hetrain/engine/__init__.py) for lockstep training over the store."""
+
+    def __init__(
+        self,
+        make_model: Callable[[nn.Module], nn.Module],
+        tables: Sequence[Table],
+        plan: Plan,
+        row_optimizer: RowOptimizer,
+        dense_optimizer: Callable[[Iterable[Parameter]], Optimizer],
+        schedule: Schedule,
+        device: torch.device,
+        seed: int,
+        traffic: Traffic,
+        settings: StoreSettings,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Every rank passes the same, but `device`. `group`: of all ranks; None for the default one.
+
+        Raises ConfigError when `row_optimizer` cannot hold updates back and a cache is wanted.
+        """
+        self._row_optimizer, self._schedule, self._settings = row_optimizer, schedule, settings
+        self._device, self._traffic = device, traffic
+        self._groups = _width_groups(tables, plan, row_optimizer, device, seed, settings, group)
+        self._transport = CollectiveTransport(
+            [part.owner for part in self._groups],
+            [(part.space.dim, part.cache.state.shape[1]) for part in self._groups],
+            traffic,
+            timeout_s=settings.timeout_s,
+            group=group,
+            device=device,
+        )
+        self._bags = StoreBags(self._groups, self._transport)
+        torch.manual_seed(seed)
+        self._network = make_model(self._bags).to(device)
+        self._reducer = DenseReducer(traffic, group)
+        self._model = wrap_dense(self._network, self._reducer)
+        self._dense_optimizer = dense_optimizer(self._network.parameters())
+        self._dense_rates = [group["lr"] for group in self._dense_optimizer.param_groups]
+        self._layout = {
+            "mode": "het",
+            "world_size": self._transport.world_size,
+            "capacity_rows": [part.capacity_rows for part in self._groups],
+            "policy": settings.policy,
+            "clock": settings.clock,
+            "audit": settings.audit_every > 0,
+            "row_optimizer": row_optimizer.name,
+            "plan": plan.to_json(),
+        }
+        self._step = 0
+        self._missed_updates_max = 0
+        self._looking = False
+        self._overwritten: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    # -- training ---------------------------------------------------------------------------------
+
+    def step(self, batches: Iterator[Batch]) -> StepOutput | None:
+        """Read round, forward, backward with the fused row update, dense update, commit; None at the end."""
+        batch = next(batches, None)
+        if batch is None:
+            return None
+        if self._device.type != "cpu":
+            batch = batch.to(self._device, non_blocking=True)
+        waited = self._transport.waited_s
+        self._overwritten = []
+        audit = bool(self._settings.audit_every) and self._step % self._settings.audit_every == 0
+        self._set_rates()
+        self._bags.read(batch.sparse, measure=audit)
+        if audit:
+            self._missed_updates_max = max(self._missed_updates_max, self._bags.audit())
+        logits = self._model(batch.dense, batch.sparse)
+        share, total = loss_share(logits, batch.labels, batch.weights, batch.global_size)
+        self._dense_optimizer.zero_grad()
+        share.backward()
+        self._dense_optimizer.step()
+        self._bags.commit()
+        self._step += 1
+        return self._output(batch, logits.detach(), total, self._transport.waited_s - waited)
+
+    def _output(self, batch: Batch, logits: Tensor, total: Tensor, waited_s: float) -> StepOutput:
+        labels = batch.labels
+        if batch.weights is not None:
+            kept = batch.weights > 0
+            logits, labels = logits[kept], labels[kept]
+        waited_s += self._reducer.take_wait_s()
+        return StepOutput(total, logits, labels, len(labels), batch.global_size, waited_s)
+
+    def _set_rates(self) -> None:
+        """Rates of this step; owners get the rate of the step whose gradients this round pushes."""
+        factor = self._schedule.factor(self._step)
+        for group, rate in zip(self._dense_optimizer.param_groups, self._dense_rates, strict=True):
+            group["lr"] = rate * factor
+        self._set_owner_rates()
+        for part in self._groups:
+            part.set_learning_rate(self._row_optimizer.lr * factor)
+
+    def _set_owner_rates(self) -> None:
+        pushed = self._row_optimizer.lr * self._schedule.factor(max(self._step - 1, 0))
+        for part in self._groups:
+            part.owner.learning_rate = pushed
+
+    def finish(self) -> None:
+        """Flush every held-back update to its owner; the caches are empty afterwards."""
+        self._set_owner_rates()
+        self._bags.push()
+        for part in self._groups:
+            part.cache.clear()
+        self._transport.drain()
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """While open, owners show every held-back update, `predict` costs one fetch, and nothing can change."""
+        if self._looking:
+            yield
+            return
+        self._looking = True
+        self._set_owner_rates()
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(self._traffic.set_aside())
+                for part in self._groups:
+                    stack.enter_context(part.owner.view())
+                self._bags.push()
+                self._network.eval()
+                yield
+        finally:
+            self._network.train()
+            self._looking = False
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Logits [B], held-back updates of all ranks included; changes nothing. Cheaper inside `evaluating`."""
+        with self.evaluating(), torch.no_grad():
+            batch = batch.to(self._device)
+            self._bags.read_only(batch.sparse)
+            logits: Tensor = self._network(batch.dense, batch.sparse)
+            return logits
+
+    @contextmanager
+    def snapshot(self) -> Iterator[EngineState]:
+        """State with held-back updates merged into the tables; `private` holds what takes them apart again."""
+        with self.evaluating():
+            saved_groups = [part.state_dict() for part in self._groups]
+            private = {
+                "step": self._step,
+                "missed_updates_max": self._missed_updates_max,
+                "groups": saved_groups,
+            }
+            yield EngineState(
+                step=self._step,
+                dense={name: value.detach() for name, value in _named(self._network)},
+                dense_optimizer=self._dense_optimizer.state_dict(),
+                tables=self._tables(),
+                replicated=frozenset(),
+                private=private,
+                layout=self._layout,
+            )
+            # Rows loaded in place are lost where closing the view undoes them: `restore` writes them once more.
+            self._overwritten = [
+                part.owned(saved["owner"]["rows"]) for part, saved in zip(self._groups, saved_groups, strict=True)
+            ]
+
+    def _tables(self) -> dict[str, list[TablePiece]]:
+        tables: dict[str, list[TablePiece]] = {}
+        for part in self._groups:
+            for table in part.space.tables:
+                tables[table.name] = []
+            for owned in part.placement.rows_of(part.owner.rank):
+                rows = slice(owned.local, owned.local + owned.rows)
+                state = part.owner.state[rows]
+                optimizer = {} if state.shape[1] == 0 else {"sum": state.squeeze(1) if state.shape[1] == 1 else state}
+                tables[owned.table.name].append(TablePiece(owned.first_row, part.owner.value[rows], optimizer))
+        return tables
+
+    def restore(self, state: EngineState, private: dict[str, Any] | None) -> None:
+        """Take up tables and dense part loaded in place; without `private`, caches start empty and clocks at 0."""
+        for part, (rows, value, optimizer_state) in zip(self._groups, self._overwritten, strict=True):
+            part.owner.value.index_copy_(0, rows, value)
+            part.owner.state.index_copy_(0, rows, optimizer_state)
+        self._overwritten = []
+        self._dense_optimizer.load_state_dict(state.dense_optimizer)
+        self._step = state.step if private is None else int(private["step"])
+        self._missed_updates_max = 0 if private is None else int(private["missed_updates_max"])
+        for g, part in enumerate(self._groups):
+            part.load_state_dict(None if private is None else private["groups"][g])
+
+    def report(self) -> dict[str, Any]:
+        """Cache counters of this rank, the staleness it saw, and the updates its reads missed in audit rounds."""
+        counters = [asdict(part.cache.counters) for part in self._groups]
+        cache = {name: sum(c[name] for c in counters) for name in counters[0]}
+        observed = [x.observed_staleness_max for part in self._groups for x in (part.cache, part.owner)]
+        return {
+            "cache": {"capacity_rows": sum(part.capacity_rows for part in self._groups), **cache},
+            "observed_staleness_max": max(observed),
+            "missed_updates_max": self._missed_updates_max if self._settings.audit_every else None,
+        }
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
