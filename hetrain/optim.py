@@ -64,8 +64,8 @@ def row_optimizer(cfg: RowOptimizerConfig) -> RowOptimizer:
     """The optimizer `optimizer.rows` asks for; ConfigError when it is unknown or its numbers make no sense."""
     if cfg.name not in ROW_OPTIMIZERS:
         raise ConfigError(
-            f"optimizer.rows.name={cfg.name!r}: expected one of {', '.join(ROW_OPTIMIZERS)} (others have no fused CPU kernel "
-            "or a state that does not add up over workers); set optimizer.rows.name=rowwise_adagrad."
+            f"optimizer.rows.name={cfg.name!r}: expected one of {', '.join(ROW_OPTIMIZERS)} (others have no fused CPU "
+            "kernel, or a state that does not add up over workers); set optimizer.rows.name=rowwise_adagrad."
         )
     _check_number("optimizer.rows.lr", cfg.lr, above=0.0)
     _check_number("optimizer.rows.eps", cfg.eps, at_least=0.0)

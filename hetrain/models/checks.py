@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from hetrain.errors import ConfigError
 
 
-def sizes(key: str, value: Sequence[int], *, empty: bool = False) -> list[int]:
-    """`value` as a list of layer widths, or a ConfigError naming `key`; `empty` allows no layer at all."""
-    if isinstance(value, str) or not isinstance(value, Sequence) or not (value or empty):
+def sizes(key: str, value: object) -> list[int]:
+    """`value` as a list of layer widths, at least one, or a ConfigError naming `key`."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         raise ConfigError(f"{key}={value!r}: expected a list of layer widths, such as {key}=[256,256,256].")
     return [positive(f"{key}[{i}]", width) for i, width in enumerate(value)]
 
 
-def positive(key: str, value: int) -> int:
+def positive(key: str, value: object) -> int:
     """`value` as an int of at least 1, or a ConfigError naming `key`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{key}={value!r}: expected a whole number of at least 1; set it to one.")

@@ -20,7 +20,8 @@ class Pooled(nn.Module):
 
     def forward(self, bags: KeyedTensor) -> Tensor:
         """The bags' own memory when its keys already stand in order; KeyError when a feature is missing."""
-        keys, values = bags.keys(), bags.values()
+        keys: list[str] = bags.keys()
+        values: Tensor = bags.values()
         if keys == self.features:
             return values
         # One split and one cat: backward is one copy as well, where slices would each fill a whole gradient.

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torchrec.modules.mlp import MLP
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from hetrain.errors import ConfigError
 from hetrain.models import checks
 from hetrain.models.pooling import Pooled
 
@@ -35,6 +36,8 @@ class WDL(nn.Module):
         checks.inputs(dense_features, sparse_features, embedding_dim)
         hidden = checks.sizes("model.hidden", hidden)
         checks.one_of("model.deep", deep, ("all", "dense"))
+        if deep == "dense" and dense_features == 0:
+            raise ConfigError("model.deep=dense: the data has no dense column to read; set model.deep=all.")
         pooled = len(sparse_features) * embedding_dim
         self.deep_reads_rows = deep == "all"
         self.bags = bags
