@@ -36,18 +36,26 @@ class Ranks:
         return out
 
     def together(
-        self, work: Callable[[], None], failures: tuple[type[Exception], ...], error: Callable[[str], HetrainError]
+        self,
+        work: Callable[[], None],
+        failures: tuple[type[Exception], ...] = (HetrainError,),
+        error: Callable[[str], HetrainError] | None = None,
     ) -> None:
-        """Do local work on every rank; when one of `failures` meets any rank, all raise `error(what happened)`.
+        """Do local work on every rank; when one of `failures` meets any rank, all ranks raise. Collective.
 
-        Collective. Without this a rank that failed alone would leave the others waiting for it.
+        They raise `error(what happened where)`, or the failure itself where `error` is None. Without this a rank that
+        failed alone would leave the others waiting for it.
         """
         mine: Exception | None = None
         try:
             work()
         except failures as e:
             mine = e
-        texts = self.gather(None if mine is None else f"rank {self.rank}: {type(mine).__name__}: {mine}")
-        first = next((t for t in texts if t is not None), None)
-        if first is not None:
+        told: Exception | str | None = mine
+        if mine is not None and error is not None:
+            told = f"rank {self.rank}: {type(mine).__name__}: {mine}"
+        first = next((t for t in self.gather(told) if t is not None), None)
+        if isinstance(first, Exception):
+            raise first from mine
+        if first is not None and error is not None:
             raise error(first) from mine

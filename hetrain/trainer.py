@@ -70,8 +70,8 @@ class Trainer:
         self.checkpoints = setup.folder / "checkpoints"
         self.step = 0
         self.best = Best()
-        self.summary: dict[str, Any] = {}  # once run() is over
         self.validation: Metrics | None = None  # of the newest evaluation
+        self.weights_step: int | None = None  # when the final numbers are not those of the last step
         self.before: dict[str, Any] = {}  # totals of earlier sittings of this run
         self.last_saved = self.last_evaluated = -1
         if setup.resumed is not None:
@@ -84,10 +84,10 @@ class Trainer:
         self.started = self.resumed_at = time.perf_counter()
         self.train_s = 0.0  # seconds in training steps, evaluation and saving left out
 
-    def run(self) -> int:
-        """Train, then evaluate on the test split and write summary.json.
+    def run(self) -> dict[str, Any]:
+        """Train, then evaluate on the test split. Returns the summary, which rank 0 writes as summary.json.
 
-        Returns 0, or the number of the signal that ended training: the run can then go on from its last checkpoint.
+        Its `interrupted` says that a signal, named by `stop_reason`, ended training: the run can go on from there.
         """
         self.setup.log.open(self.step)
         try:
@@ -95,11 +95,10 @@ class Trainer:
                 self.resumed_at = time.perf_counter()
                 reason = self._train()
                 self.stop.settle()
-                caught = reason if isinstance(reason, Signals) else None
-                self.summary = self._finished(str(reason)) if caught is None else self._interrupted(caught)
+                result = self._interrupted(reason) if isinstance(reason, Signals) else self._finished(reason)
             if self.setup.ranks.first:
-                summary.write(self.setup.folder, self.summary)
-            return 0 if caught is None else int(caught)
+                summary.write(self.setup.folder, result)
+            return result
         finally:
             self.setup.log.close()
 
@@ -141,6 +140,7 @@ class Trainer:
             if setup.train.patience is not None and self.best.step not in (0, self.step):
                 best = checkpoint.step_folder(self.checkpoints, self.best.step)
                 checkpoint.load(setup.engine, best, setup.ranks)
+                self.weights_step = self.best.step
                 setup.log.say(f"took the weights of step {self.best.step}, the best on validation")
             test = self._metrics_of("test")
         result = self._summary(reason, test)
@@ -234,6 +234,7 @@ class Trainer:
             "validation": self.validation.as_dict() if self.validation else None,
             "test": test.as_dict() if test else None,
             "best_step": self.best.step or None,
+            "weights_step": self.step if self.weights_step is None else self.weights_step,
             "stop_reason": reason,
             "interrupted": False,
         }

@@ -17,9 +17,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from hetrain.checkpoint.folder import (
     ASIDE,
     FORMAT,
+    META,
     best,
     check_files,
     clean,
+    complete,
     newest,
     prune,
     publish,
@@ -31,7 +33,7 @@ from hetrain.engine import Engine, EngineState
 from hetrain.errors import CheckpointError
 from hetrain.ranks import Ranks
 
-__all__ = ["Loaded", "best", "clean", "load", "newest", "prune", "read_meta", "save", "step_folder"]
+__all__ = ["META", "Loaded", "best", "clean", "complete", "load", "newest", "prune", "read_meta", "save", "step_folder"]
 
 DENSE, TABLES = "dense.pt", "tables"
 # A full disk is an OSError from Python's writers and a RuntimeError from torch's.
@@ -86,11 +88,11 @@ def load(engine: Engine, path: Path, ranks: Ranks) -> Loaded:
         meta.update(read_meta(path))
         check_files(path, meta)
 
-    ranks.together(check, (CheckpointError,), CheckpointError)
+    ranks.together(check)
     dense = _read(path / DENSE)
     with engine.snapshot() as state:
         load_tables(state, path / TABLES, ranks)
-        ranks.together(lambda: _fill_dense(state, dense, path), (CheckpointError,), CheckpointError)
+        ranks.together(lambda: _fill_dense(state, dense, path))
         state.step = meta["step"]
         exact = _plain(state.layout) == meta["layout"]
     private = _read(path / f"rank_{ranks.rank}.pt") if exact else None

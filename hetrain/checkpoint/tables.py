@@ -177,11 +177,7 @@ def load_tables(state: EngineState, folder: Path, ranks: Ranks) -> None:
     rows = _all_rows(state)
     reader = FileSystemReader(folder)
     logical = _logical_rows(rows, ranks)
-    ranks.together(
-        lambda: _check_fits(rows, logical, _metadata(reader, folder), folder),
-        (CheckpointError,),
-        CheckpointError,
-    )
+    ranks.together(lambda: _check_fits(rows, logical, _metadata(reader, folder), folder))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
