@@ -1,0 +1,5 @@
+"""`python -m hetrain`, for torchrun."""
+
+from hetrain.cli import main
+
+main()

@@ -1,0 +1,28 @@
+"""What a process is asked to do: a verb and the resolved config, written to a file for the workers."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hetrain.compose import from_yaml, to_yaml
+from hetrain.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a verb. `options` are the verb's own keys (run, checkpoint, split, out of eval and predict)."""
+
+    verb: str
+    config: RunConfig
+    options: dict[str, str] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Write what `read` reads."""
+        text = {"verb": self.verb, "config": to_yaml(self.config), "options": self.options}
+        path.write_text(json.dumps(text))
+
+    @staticmethod
+    def read(path: Path) -> "Call":
+        """The call in `path`."""
+        text = json.loads(path.read_text())
+        return Call(text["verb"], from_yaml(text["config"]), text["options"])

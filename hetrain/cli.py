@@ -1,0 +1,216 @@
+"""The command `hetrain`: reads the verb and its options, shows errors, chooses exit codes.
+
+Imports stay inside functions where they are slow: help must not wait for torch or Hydra.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetrain.errors import ConfigError, HetrainError
+
+if TYPE_CHECKING:
+    from hetrain.config import RunConfig
+
+VERBS = ("train", "eval", "predict", "prepare", "doctor")
+OWN_KEYS = {"eval": ("run", "checkpoint", "split"), "predict": ("run", "checkpoint", "split", "out")}
+
+
+@dataclass
+class Arguments:
+    """The command line, taken apart."""
+
+    verb: str = ""
+    help: bool = False
+    show_config: bool = False
+    multirun: bool = False
+    config_dir: str | None = None
+    overrides: list[str] = field(default_factory=list)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command and exit: 0, or the code of the error, or 128 + the signal that stopped it."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # a user's own model class lives in the current folder
+    try:
+        code = run(sys.argv[1:] if argv is None else argv)
+    except HetrainError as error:
+        if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0" or not isinstance(error, ConfigError):
+            print(f"hetrain: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # `hetrain ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def run(argv: Sequence[str]) -> int:
+    """The exit code of one command."""
+    arguments = read(argv)
+    if not arguments.verb:
+        from hetrain.usage import TOP
+
+        print(TOP, end="")
+        return 0
+    from hetrain.compose import config_folders
+
+    folders = config_folders(arguments.config_dir)
+    if arguments.help:
+        from hetrain.usage import verb_help
+
+        print(verb_help(arguments.verb, folders), end="")
+        return 0
+    if arguments.verb == "doctor":
+        from hetrain import doctor
+
+        return doctor.main()
+    if arguments.multirun:
+        from hetrain import sweep
+
+        return sweep.run(arguments.verb, arguments.overrides, folders)
+    return _one(arguments, folders)
+
+
+def read(argv: Sequence[str]) -> Arguments:
+    """Take the command line apart; ConfigError for what cannot be read."""
+    found = Arguments()
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if word in ("--help", "-h"):
+            found.help = True
+        elif word in ("-m", "--multirun"):
+            found.multirun = True
+        elif word.partition("=")[0] in ("--cfg", "--config-dir", "-cd"):
+            option, _, value = word.partition("=")
+            value = value or (rest.pop(0) if rest else "")
+            _take_option(found, option, value)
+        elif word == "--version":
+            from hetrain import __version__
+
+            print(__version__)
+            sys.exit(0)
+        elif word.startswith("-"):
+            raise ConfigError(f"unknown option {word}.\n  Options: --help, --cfg job, -m, --config-dir DIR, --version")
+        elif not found.verb and "=" not in word:
+            found.verb = _verb(word)
+        else:
+            found.overrides.append(word)
+    _check_together(found)
+    return found
+
+
+def _take_option(found: Arguments, option: str, value: str) -> None:
+    if option == "--cfg":
+        if value != "job":
+            raise ConfigError(f"--cfg {value}: expected `--cfg job`, which prints the resolved config.")
+        found.show_config = True
+    elif not value:
+        raise ConfigError(f"{option}: expected a folder with your own configs.")
+    else:
+        found.config_dir = value
+
+
+def _verb(word: str) -> str:
+    if word in VERBS:
+        return word
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, VERBS, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(f"there is no verb {word!r}.{hint}\n  Verbs: {', '.join(VERBS)}")
+
+
+def _check_together(found: Arguments) -> None:
+    if not found.verb and found.overrides:
+        raise ConfigError(f"{found.overrides[0]}: a verb must come first.\n  Verbs: {', '.join(VERBS)}")
+    if found.multirun and found.verb != "train":
+        raise ConfigError(f"-m runs several trainings; {found.verb or 'no verb'} cannot be swept.")
+    if found.verb == "doctor" and found.overrides:
+        raise ConfigError(f"{found.overrides[0]}: doctor takes no settings.")
+
+
+def _one(arguments: Arguments, folders: Sequence[Path]) -> int:
+    from hetrain.compose import compose, to_yaml
+
+    own, overrides = _own_keys(arguments)
+    base = _saved_config(arguments.verb, own) if arguments.verb in OWN_KEYS else None
+    cfg = compose(overrides, folders, base)
+    if arguments.show_config:
+        print(to_yaml(cfg), end="")
+        return 0
+    if arguments.verb == "prepare":
+        return _prepare(cfg)
+    return _on_ranks(arguments.verb, named(cfg, overrides), own)
+
+
+def _own_keys(arguments: Arguments) -> tuple[dict[str, str], list[str]]:
+    """The verb's own KEY=VALUE pairs, and the overrides of the run's config."""
+    names = OWN_KEYS.get(arguments.verb, ())
+    own: dict[str, str] = {}
+    overrides = []
+    for word in arguments.overrides:
+        key, _, value = word.partition("=")
+        if key in names:
+            own[key] = value
+        else:
+            overrides.append(word)
+    return own, overrides
+
+
+def _saved_config(verb: str, own: dict[str, str]) -> Path:
+    """config.yaml of the run that `run=` names; checks the verb's own keys."""
+    if not own.get("run"):
+        raise ConfigError(f"{verb} needs a trained run.\n  As in: hetrain {verb} run=runs/NAME")
+    if verb == "predict" and not own.get("out"):
+        raise ConfigError("predict needs a file to write.\n  As in: hetrain predict run=runs/NAME out=scores.parquet")
+    if own.get("split", "test") not in ("train", "validation", "test"):
+        raise ConfigError(f"split={own['split']}: expected one of train, validation, test.")
+    config = Path(own["run"]) / "config.yaml"
+    if not config.is_file():
+        raise ConfigError(f"run={own['run']}: there is no {config}.\n  Name the folder that a training left.")
+    return config
+
+
+def named(cfg: "RunConfig", overrides: Sequence[str]) -> "RunConfig":
+    """The config with a run name: the experiment (or model and mode), the time and this process's number."""
+    if cfg.name is not None:
+        return cfg
+    from hetrain.compose import chosen_experiment
+
+    model = str(cfg.model["_target_"]).rpartition(".")[2].lower()
+    what = chosen_experiment(overrides) or f"{model}_{cfg.consistency.mode}"
+    return replace(cfg, name=f"{what}_{time.strftime('%m%d-%H%M%S')}_{os.getpid()}")
+
+
+def _prepare(cfg: "RunConfig") -> int:
+    from hetrain.data.prepare import prepare
+    from hetrain.data.sample import ensure_sample
+
+    if cfg.data.raw is None and cfg.data.name == "sample":
+        ensure_sample(cfg.data)
+        print(f"sample data set is at {cfg.data.path}")
+        return 0
+    report = prepare(cfg.data)
+    for key, value in report.items():
+        print(f"{key:<16} {value}")
+    return 0
+
+
+def _on_ranks(verb: str, cfg: "RunConfig", options: dict[str, str]) -> int:
+    from hetrain.call import Call
+    from hetrain.launch import launch
+    from hetrain.quiet import quiet_third_parties
+    from hetrain.versions import check_versions
+    from hetrain.worker import perform, run_rank
+
+    check_versions()
+    quiet_third_parties()
+    return launch(Call(verb, cfg, options), perform, run_rank)

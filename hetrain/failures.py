@@ -1,0 +1,91 @@
+"""How a failing rank tells the launcher what went wrong, and which rank's error was the cause.
+
+Each failing rank leaves one small file. When one rank dies the others soon fail too, for want of their peer: those
+are consequences and must not hide the cause.
+"""
+
+import json
+import re
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hetrain.errors import HetrainError
+
+LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused|lost)|broken pipe|closed by peer|timed out|timeout|stopped answering"
+    r"|no longer answers|socket|tcpstore|store",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's error. `defect`: not the user's to mend, so `text` is a traceback."""
+
+    rank: int
+    text: str
+    exit_code: int
+    defect: bool
+    lost_peer: bool
+    time: float
+
+
+class RankError(HetrainError):
+    """A rank ended with an error; the message is that rank's own."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def describe(rank: int, error: BaseException) -> Failure:
+    """The record of `error` as rank `rank` met it."""
+    defect = not isinstance(error, HetrainError)
+    text = "".join(traceback.format_exception(error)).rstrip() if defect else str(error)
+    code = error.exit_code if isinstance(error, HetrainError) else 1
+    lost_peer = isinstance(error, RuntimeError | HetrainError | OSError) and bool(LOST_PEER.search(str(error)))
+    return Failure(rank, text, code, defect, lost_peer, time.time())
+
+
+def leave(folder: Path, failure: Failure) -> None:
+    """Write `failure` where the launcher looks, whole or not at all."""
+    temporary = folder / f".rank{failure.rank}"
+    temporary.write_text(json.dumps(asdict(failure)))
+    temporary.replace(folder / f"rank{failure.rank}.json")
+
+
+def cause(folder: Path, world_size: int, exit_codes: dict[int, int]) -> RankError:
+    """The error to show for a run whose ranks ended with `exit_codes` (those known; negative: a signal)."""
+    told = [Failure(**json.loads(file.read_text())) for file in folder.glob("rank*.json")]
+    told.sort(key=lambda failure: (failure.lost_peer, failure.time))
+    silent = [rank for rank in range(world_size) if all(failure.rank != rank for failure in told)]
+    killed = [rank for rank in silent if exit_codes.get(rank, 0) != 0]
+    if told and not told[0].lost_peer:
+        return _shown(told[0], world_size)
+    if killed or (told and silent):  # the others only lost their peer: one that left no word is the cause
+        rank = killed[0] if killed else silent[0]
+        return RankError(f"rank {rank} {_death(exit_codes.get(rank))}", 1)
+    if told:
+        return _shown(told[0], world_size)
+    return RankError(f"the run's processes ended without a word (exit codes {exit_codes})", 1)
+
+
+def _shown(failure: Failure, world_size: int) -> RankError:
+    if failure.defect:
+        return RankError(f"rank {failure.rank} failed. This is a defect of hetrain or of a model:\n{failure.text}", 1)
+    return RankError(failure.text if world_size == 1 else f"{failure.text}\n  (rank {failure.rank})", failure.exit_code)
+
+
+def _death(exit_code: int | None) -> str:
+    if exit_code is None or exit_code == -9:
+        return (
+            "was killed from outside, most often because memory ran out (see `dmesg`).\n"
+            "  Lower train.batch_size, consistency.cache.capacity or launch.nproc, or use a machine with more memory."
+        )
+    if exit_code < 0:
+        import signal
+
+        return f"was ended by {signal.Signals(-exit_code).name}; a crash inside a native kernel looks like this."
+    return f"ended with exit code {exit_code} and left no message."

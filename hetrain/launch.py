@@ -1,0 +1,127 @@
+"""Starts a run's processes, or joins those that torchrun or Slurm started, and brings back the cause of a failure.
+
+Workers on the CPU are forked from a server that imports torch and TorchRec once, while this process imports the
+launcher: two workers are ready in the time of one import.
+"""
+
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import active_children, forkserver
+from pathlib import Path
+from types import FrameType
+
+from hetrain import failures
+from hetrain.call import Call
+from hetrain.errors import ConfigError
+from hetrain.place import Place, joined
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_FILE = "stop"
+SHUTDOWN_S = 30  # for the other ranks to end after one failed
+
+Perform = Callable[[Call, Place], int]  # does the call on this rank; returns a signal number when one stopped it, or 0
+Worker = Callable[[str], None]  # reads the call from the file at this path and performs it
+
+
+def launch(call: Call, perform: Perform, worker: Worker, own_process: bool = False) -> int:
+    """Do `call` on all its processes and return the exit code: 0, or 128 + the signal that stopped it.
+
+    own_process: start a process even for one rank, so that a failed job leaves nothing behind (sweeps).
+    Raises RankError with the failing rank's own error.
+    """
+    place = joined(os.environ)
+    if place is not None:
+        return _here(call, place, perform)
+    if call.config.launch.nproc != 1 or own_process:
+        return _local(call, worker)
+    return _here(call, Place(), perform)
+
+
+def _here(call: Call, place: Place, perform: Perform) -> int:
+    stopped = perform(call, place)
+    return 128 + stopped if stopped else 0
+
+
+def _local(call: Call, worker: Worker) -> int:
+    cpu = call.config.launch.device == "cpu" or not Path("/dev/nvidiactl").exists()
+    if cpu:  # a forked process cannot use a CUDA library that its parent has touched
+        _start_server()
+    import torch
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    nproc = call.config.launch.nproc or (0 if cpu else torch.cuda.device_count()) or 2
+    if call.config.launch.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "launch.device=cuda: PyTorch sees no CUDA device here.\n"
+            "  Set launch.device=cpu, or install the CUDA build (see `hetrain doctor`)."
+        )
+    with tempfile.TemporaryDirectory(prefix="hetrain-") as name, _stop_forwarded(Path(name)) as stopped:
+        path = Path(name) / "call.json"
+        call.write(path)
+        settings = _settings(call, nproc, Path(name), "forkserver" if cpu else "spawn")
+        logging.disable(logging.CRITICAL)  # the failing rank's own error is shown in place of the launcher's reports
+        try:
+            elastic_launch(settings, worker)(str(path))
+        except ChildFailedError as error:
+            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            told = any(Path(name).glob("rank*.json"))
+            if told or not stopped:
+                raise failures.cause(Path(name), nproc, codes) from None
+        finally:
+            logging.disable(logging.NOTSET)
+        return 128 + stopped[0] if stopped else 0
+
+
+def _settings(call: Call, nproc: int, folder: Path, start_method: str) -> "object":
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=nproc,
+        run_id=folder.name,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",  # any free port: several runs share a machine
+        local_addr="127.0.0.1",  # the host's name may not resolve
+        max_restarts=call.config.launch.max_restarts,
+        start_method=start_method,
+        signals_to_handle="SIGUSR2",  # its handlers kill workers after 30 s; ours let them save
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "elastic")),
+        shutdown_timeout=SHUTDOWN_S,
+    )
+
+
+def _start_server() -> None:
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    forkserver.set_forkserver_preload(["hetrain.preload"])
+    forkserver.ensure_running()
+
+
+@contextmanager
+def _stop_forwarded(folder: Path) -> Iterator[list[int]]:
+    """While open, the first stop signal is passed on to the workers, which save and exit; a second one kills them.
+
+    Yields the list of signals caught. Workers get SIGINT whatever came: a SIGTERM that a supervisor sends to every
+    process then is the first of its kind to them too, and not a second one that ends them at once.
+    """
+    caught: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        (folder / STOP_FILE).touch()
+        for child in active_children():
+            if child.pid is not None:
+                os.kill(child.pid, signal.SIGINT if len(caught) == 1 else signal.SIGKILL)
+
+    before = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

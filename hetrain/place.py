@@ -1,0 +1,93 @@
+"""Which process of the run this is, read from the variables of torchrun or Slurm. No torch."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hetrain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process among those of a run; `local` counts the processes of this machine."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+
+    def variables(self) -> dict[str, str]:
+        """The environment that torch.distributed and TorchRec read."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+        }
+
+
+def joined(env: Mapping[str, str]) -> Place | None:
+    """The place that torchrun or Slurm gave this process; None when nobody else started the run's processes."""
+    if "RANK" in env and "WORLD_SIZE" in env:
+        return _torchrun(env)
+    if "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
+        return _slurm(env)
+    return None
+
+
+def _torchrun(env: Mapping[str, str]) -> Place:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
+    if missing:
+        raise ConfigError(
+            f"RANK and WORLD_SIZE are set but {' and '.join(missing)} are not.\n"
+            "  Start with torchrun, or unset RANK and WORLD_SIZE to let hetrain start its own processes."
+        )
+    world_size = int(env["WORLD_SIZE"])
+    return Place(
+        int(env["RANK"]),
+        world_size,
+        int(env.get("LOCAL_RANK", env["RANK"])),
+        int(env.get("LOCAL_WORLD_SIZE", world_size)),
+        env["MASTER_ADDR"],
+        int(env["MASTER_PORT"]),
+    )
+
+
+def _slurm(env: Mapping[str, str]) -> Place:
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST") or env.get("SLURM_JOB_NODELIST", "127.0.0.1")
+    tasks = int(env["SLURM_NTASKS"])
+    return Place(
+        int(env["SLURM_PROCID"]),
+        tasks,
+        int(env.get("SLURM_LOCALID", "0")),
+        _tasks_here(env, tasks),
+        env.get("MASTER_ADDR", first_host(nodes)),
+        # One port per job, the same on all nodes, away from the usual ones.
+        int(env.get("MASTER_PORT", 20_000 + int(env.get("SLURM_JOB_ID", "0")) % 20_000)),
+    )
+
+
+def _tasks_here(env: Mapping[str, str], tasks: int) -> int:
+    """Tasks on this node. SLURM_STEP_TASKS_PER_NODE reads like "4(x2),3": by node, repeats in brackets."""
+    text = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE")
+    if not text:
+        nodes = int(env.get("SLURM_NNODES", "1"))
+        return -(-tasks // nodes)
+    counts: list[int] = []
+    for count, repeat in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(count)] * int(repeat or 1)
+    return counts[min(int(env.get("SLURM_NODEID", "0")), len(counts) - 1)]
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a Slurm node list: "n[03-05,9],gpu1" -> "n03"."""
+    found = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?([^,]*)", nodes)
+    if found is None:
+        raise ConfigError(f"SLURM_NODELIST={nodes!r}: cannot read the first host; set MASTER_ADDR to rank 0's host.")
+    prefix, ranges, suffix = found.groups()
+    number = re.split(r"[,-]", ranges)[0] if ranges else ""
+    return f"{prefix}{number}{suffix}"

@@ -1,0 +1,73 @@
+"""What one process of a run sets up for itself: device, threads, network interface, process group."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from hetrain.config import LaunchConfig
+from hetrain.errors import ConfigError
+from hetrain.place import Place
+from hetrain.ranks import Ranks
+
+
+def device_of(launch: LaunchConfig, place: Place) -> torch.device:
+    """The device this process computes on; ConfigError when the one asked for is not there."""
+    gpus = torch.cuda.device_count() if launch.device != "cpu" else 0
+    if launch.device == "cuda" and gpus == 0:
+        raise ConfigError(
+            "launch.device=cuda: PyTorch sees no CUDA device here.\n"
+            "  Set launch.device=cpu, or install the CUDA build (see `hetrain doctor`)."
+        )
+    if gpus == 0:
+        return torch.device("cpu")
+    if place.local_world_size > gpus:
+        raise ConfigError(
+            f"launch.nproc={place.local_world_size}: this machine has {gpus} GPU(s) and each process needs its own.\n"
+            f"  Set launch.nproc={gpus} or launch.device=cpu."
+        )
+    return torch.device("cuda", place.local_rank)
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_of(launch: LaunchConfig, local_world_size: int) -> int:
+    """Compute threads per process."""
+    return launch.threads or max(1, cores() // local_world_size)
+
+
+def use_loopback(place: Place) -> None:
+    """Talk over the loopback interface when all ranks are here: a host name that does not resolve then does no harm."""
+    if place.world_size != place.local_world_size:
+        return
+    loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    if loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
+
+
+@contextmanager
+def process_group(launch: LaunchConfig, place: Place) -> Iterator[tuple[Ranks, torch.device]]:
+    """Join the other ranks: gloo for CPU tensors, NCCL as well on GPUs. A run of one process has a group of one."""
+    device = device_of(launch, place)
+    torch.set_num_threads(threads_of(launch, place.local_world_size))
+    use_loopback(place)
+    os.environ.update(place.variables())
+    backend = "cpu:gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend += ",cuda:nccl"
+    store = dist.HashStore() if place.world_size == 1 else None
+    dist.init_process_group(
+        backend, rank=place.rank, world_size=place.world_size, store=store, timeout=timedelta(seconds=launch.timeout_s)
+    )
+    try:
+        yield Ranks(place.rank, place.world_size, dist.group.WORLD), device
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,30 @@
+"""Keeps the import-time chatter of third parties off the user's screen. Our own warnings stay."""
+
+import logging
+import os
+import warnings
+
+NOISY = (
+    "torch",
+    "torchrec",
+    "fbgemm_gpu",
+    "torchmetrics",
+    "tensordict",
+    "lightning_utilities",
+    "tensorboard",
+    "pyarrow",
+    "pyre_extensions",
+    "google",
+    "hydra",
+    "omegaconf",
+    "multiprocessing",
+)
+
+
+def quiet_third_parties() -> None:
+    """Filter warnings and INFO logs of the libraries below us. Call before they are imported."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    names = "|".join(NOISY)
+    warnings.filterwarnings("ignore", module=rf"({names})(\.|$)")
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)

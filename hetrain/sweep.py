@@ -1,0 +1,171 @@
+"""`-m`: one training per combination of swept values, each in its folder, and one table at the end."""
+
+import csv
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hetrain.call import Call
+from hetrain.compose import compose, expand
+from hetrain.config import RunConfig
+from hetrain.errors import ConfigError, HetrainError
+from hetrain.launch import launch
+from hetrain.place import joined
+from hetrain.quiet import quiet_third_parties
+from hetrain.versions import check_versions
+from hetrain.worker import perform, run_rank
+
+FIGURES = ("auc", "logloss", "examples/s", "bytes", "hit rate", "staleness")
+
+
+@dataclass
+class SweepJob:
+    """One combination of the swept values and what became of it."""
+
+    number: int
+    swept: dict[str, str]
+    config: RunConfig | None = None  # None: it cannot run
+    folder: Path | None = None
+    error: HetrainError | None = None
+
+
+def run(verb: str, overrides: Sequence[str], folders: Sequence[Path]) -> int:
+    """Run all jobs one after another, whatever becomes of each; 0 when all of them finished.
+
+    A job whose config cannot run is named before the first one starts. When no job's config can, its error is raised.
+    """
+    import os
+
+    if joined(os.environ) is not None:
+        raise ConfigError("-m starts its own processes and cannot run under torchrun or srun.")
+    jobs = _jobs(overrides, folders)
+    if all(job.config is None for job in jobs) and jobs[0].error is not None:
+        raise jobs[0].error
+    check_versions()
+    quiet_third_parties()
+    for job in jobs:
+        if job.error is not None:
+            print(f"job {job.number} ({_label(job)}) cannot run: {job.error}", file=sys.stderr)
+    for job in jobs:
+        if job.config is not None:
+            print(f"\njob {job.number} of {len(jobs)}: {_label(job)} -> {job.folder}", flush=True)
+            stopped = _train(verb, job)
+            if stopped:
+                break
+    else:
+        stopped = 0
+    _report(jobs)
+    failed = [job.error for job in jobs if job.error is not None]
+    return stopped or (failed[0].exit_code if failed else 0)
+
+
+def _jobs(overrides: Sequence[str], folders: Sequence[Path]) -> list[SweepJob]:
+    """All jobs with their configs, or the errors why they cannot run."""
+    combinations = expand(overrides)
+    lines = [dict(line.lstrip("+").partition("=")[::2] for line in lines) for lines in combinations]
+    swept = [key for key in lines[0] if len({line[key] for line in lines}) > 1] if lines else []
+    parent = Path("multirun") / time.strftime("%Y-%m-%d_%H-%M-%S")
+    jobs = []
+    for number, (combination, values) in enumerate(zip(combinations, lines, strict=True)):
+        job = SweepJob(number, {key: values[key] for key in swept})
+        try:
+            config = compose(combination, folders)
+            job.config = replace(config, runs=str(parent), name=str(number))
+            job.folder = parent / str(number)
+        except ConfigError as error:
+            job.error = error
+        jobs.append(job)
+    if any(job.config is not None for job in jobs):
+        _claim(parent, jobs)
+    return jobs
+
+
+def _claim(parent: Path, jobs: Sequence[SweepJob]) -> None:
+    """Make the sweep's folder; a second sweep started in the same second gets the next free name."""
+    parent.parent.mkdir(exist_ok=True)
+    name, tries = parent, 1
+    while True:
+        try:
+            name.mkdir()
+            break
+        except FileExistsError:
+            tries += 1
+            name = parent.with_name(f"{parent.name}_{tries}")
+    for job in jobs:
+        if job.config is not None:
+            job.config = replace(job.config, runs=str(name))
+            job.folder = name / str(job.number)
+
+
+def _train(verb: str, job: SweepJob) -> int:
+    """Run one job; 0, or the exit code when a signal stopped it (and the sweep with it)."""
+    assert job.config is not None
+    try:
+        return launch(Call(verb, job.config), perform, run_rank, own_process=True)
+    except HetrainError as error:
+        job.error = error
+        print(f"job {job.number} ({_label(job)}) failed: {error}", file=sys.stderr)
+        return 0
+
+
+def _label(job: SweepJob) -> str:
+    return " ".join(f"{key}={value}" for key, value in job.swept.items()) or "no swept key"
+
+
+def _figures(job: SweepJob) -> list[str]:
+    """The job's numbers as text, "-" where there is none."""
+    file = job.folder / "summary.json" if job.folder else None
+    if file is None or not file.is_file():
+        return ["-"] * len(FIGURES)
+    summary: dict[str, Any] = json.loads(file.read_text())
+    cache = summary.get("cache") or {}
+    forms = {
+        "auc": (summary.get("auc"), "{:.4f}"),
+        "logloss": (summary.get("logloss"), "{:.4f}"),
+        "examples/s": (summary.get("examples_per_s"), "{:,.0f}"),
+        "bytes": ((summary.get("bytes") or {}).get("total"), "{:,.0f}"),
+        "hit rate": (cache.get("hit_rate"), "{:.1%}"),
+        "staleness": (summary.get("observed_staleness_max"), "{:.0f}"),
+    }
+    return ["-" if forms[name][0] is None else forms[name][1].format(forms[name][0]) for name in FIGURES]
+
+
+def _report(jobs: Sequence[SweepJob]) -> None:
+    """The table, the failed jobs by name, and the same table as multirun/.../results.csv."""
+    head = ["job", *jobs[0].swept, *FIGURES]
+    rows = [[str(job.number), *job.swept.values(), *_figures(job)] for job in jobs]
+    print()
+    if sys.stdout.isatty():
+        _rich_table(head, rows)
+    else:
+        _plain_table(head, rows)
+    folders = [job.folder.parent for job in jobs if job.folder is not None]
+    if folders:
+        with (folders[0] / "results.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([head, *rows])
+        print(f"\nfolders: {folders[0]}/JOB")
+    for job in jobs:
+        if job.error is not None:
+            print(f"failed: job {job.number} ({_label(job)}): {job.error}", file=sys.stderr)
+
+
+def _plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    for row in (head, *rows):
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def _rich_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for name in head:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)

@@ -1,0 +1,118 @@
+"""The help texts. Read before anything slow is imported: `hetrain --help` answers at once."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetrain.compose import EXPERIMENT, GROUPS, group_options
+
+TOP = """\
+usage: hetrain VERB [KEY=VALUE | GROUP=NAME ...] [options]
+
+Trains recommendation models whose embedding tables outgrow a machine.
+
+verbs
+  train     train a model; leaves a run folder under runs/
+  eval      AUC and logloss of a run's checkpoint on one of its splits
+  predict   write a probability for every example of a split to a file
+  prepare   turn raw logs into the Parquet data set that training reads
+  doctor    check this machine: versions, devices, cores, memory, disk
+
+first steps
+  hetrain train +experiment=criteo_het                     train on generated sample data
+  hetrain train -m +experiment=criteo_het consistency.staleness=0,10,100
+  hetrain VERB --help                                      keys, groups and examples of a verb
+"""
+
+OPTIONS = """\
+options
+  --help             this text
+  --cfg job          print the resolved config as YAML and stop
+  -m, --multirun     one job for each value of a swept key: KEY=a,b,c, KEY=choice(a,b), KEY=range(0,3)
+  --config-dir DIR   your own configs, searched before ours: DIR/GROUP/NAME.yaml, DIR/experiment/NAME.yaml
+"""
+
+EXITS = """\
+exit codes
+  0 done   1 defect or failed machine check   2 config   3 data   4 training   5 checkpoint
+  130, 143 stopped by Ctrl-C or SIGTERM after saving; start again with the same `name` to go on
+"""
+
+VERBS = {
+    "train": """\
+usage: hetrain train [KEY=VALUE | GROUP=NAME ...] [options]
+
+Trains a model and leaves runs/NAME/ with config.yaml, metrics.jsonl, summary.json, tb/ and checkpoints/.
+The sample data set is made on first use.
+
+most used keys
+  train.batch_size=512           examples per process and step
+  train.epochs=1                 train.max_steps=N ends earlier
+  train.eval_every=N             steps between evaluations; null: at the end of each epoch
+  optimizer.rows.lr=0.02         learning rate of embedding rows; optimizer.dense.lr that of the rest
+  consistency=bsp|het            rows always fresh, or cached within a bound
+  consistency.staleness=100      updates a cached row may hold back or miss (het); 0 exact, inf no bound
+  consistency.cache.capacity=0.1 rows kept per process: a share, or a number above 1
+  model.embedding_dim=16         width of a row, a multiple of 4
+  launch.nproc=2                 processes on this machine; null: one per GPU, else 2
+  name=NAME                      run folder; the same name goes on from its last checkpoint
+
+examples
+  hetrain train +experiment=criteo_het
+  hetrain train +experiment=criteo_bsp data=criteo data.path=data/criteo train.batch_size=4096
+  hetrain train model=dlrm consistency=het consistency.staleness=inf name=first
+  hetrain train -m +experiment=criteo_het consistency.staleness=0,10,100,10000
+  hetrain train model._target_=my_models.Mine +model.width=64
+  torchrun --nnodes 2 --nproc-per-node 8 ... -m hetrain train +experiment=criteo_het   (srun works alike)
+""",
+    "eval": """\
+usage: hetrain eval run=runs/NAME [checkpoint=best|last|step_N] [split=test|validation|train] [KEY=VALUE ...]
+
+AUC, logloss and normalized entropy of a run's checkpoint, with the config that the run saved.
+
+examples
+  hetrain eval run=runs/first
+  hetrain eval run=runs/first checkpoint=last split=validation launch.nproc=1
+  hetrain eval run=runs/first data.path=data/next_day
+""",
+    "predict": """\
+usage: hetrain predict run=runs/NAME out=FILE.parquet [checkpoint=best|last|step_N] [split=test] [KEY=VALUE ...]
+
+Writes label and predicted probability of every example of a split, in the data set's order.
+
+examples
+  hetrain predict run=runs/first out=scores.parquet
+  hetrain predict run=runs/first out=scores.parquet data.path=data/next_day
+""",
+    "prepare": """\
+usage: hetrain prepare data=NAME data.raw=FILE_OR_GLOB data.path=OUT [KEY=VALUE ...]
+
+Turns raw logs into Parquet with a vocabulary per column, streaming, in bounded memory.
+
+most used keys
+  data.raw='day_*.gz'       plain or gzipped files, in order of their names
+  data.path=data/criteo     where the data set is written
+  data.min_count=1          ids seen less often share id 0
+  data.split.train=0.8      shares (<= 1) or row counts (> 1), cut by position: train, validation, test
+  data.on_bad_row=error     or skip: count bad rows and go on
+
+examples
+  hetrain prepare data=criteo data.raw=train.txt data.path=data/criteo
+  hetrain prepare data=sample data.path=data/sample data.sample.rows=1000000
+""",
+    "doctor": """\
+usage: hetrain doctor
+
+Prints versions against the tested ones, devices, backends, cores, memory and disk, and what each lack means.
+Exit code 1 when training cannot run here.
+""",
+}
+
+
+def verb_help(verb: str, folders: Sequence[Path]) -> str:
+    """The text of `hetrain VERB --help`."""
+    if verb == "doctor":
+        return VERBS[verb]
+    shown = {"train": (*GROUPS, EXPERIMENT), "prepare": ("data",)}.get(verb, ())
+    lines = [f"  {group:<13}{', '.join(group_options(group, folders))}" for group in shown]
+    groups = "\n".join(["config groups (GROUP=NAME; +experiment=NAME)", *lines, "", ""]) if lines else ""
+    return f"{VERBS[verb]}\n{groups}{OPTIONS}\n{EXITS}"

@@ -1,0 +1,153 @@
+"""The launcher on real processes: whose error is shown, what a signal does, who is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hetrain import failures
+from hetrain.errors import ConfigError, DataError, TrainingError
+from hetrain.place import Place, first_host, joined
+from tests.fake_workers import FOLDER
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+
+
+def start(worker: str, folder: Path, nproc: int = 2) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tests.fake_workers", worker, str(nproc)]
+    env = {**os.environ, FOLDER: str(folder)}
+    return subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    _, error = process.communicate(timeout=120)
+    return process.returncode, error
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def worker_pids(folder: Path, nproc: int = 2) -> list[int]:
+    files = [folder / f"pid{rank}" for rank in range(nproc)]
+    until(lambda: all(file.exists() and file.read_text() for file in files))
+    return [int(file.read_text()) for file in files]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_all_ranks_good(tmp_path: Path) -> None:
+    assert finish(start("good", tmp_path)) == (0, "")
+
+
+def test_user_error_of_a_rank_is_all_that_is_shown(tmp_path: Path) -> None:
+    code, error = finish(start("user_error", tmp_path))
+    assert code == DataError.exit_code
+    assert error == "day_0.tsv, line 7: 12 columns, expected 40\n  (rank 1)\n"
+
+
+def test_defect_shows_the_failing_ranks_traceback(tmp_path: Path) -> None:
+    code, error = finish(start("defect", tmp_path))
+    assert code == 1
+    assert error.startswith("rank 1 failed. This is a defect")
+    assert error.endswith("ZeroDivisionError: a defect\n")
+    assert "elastic" not in error
+    assert "Connection" not in error
+
+
+def test_killed_rank_is_named(tmp_path: Path) -> None:
+    code, error = finish(start("killed", tmp_path))
+    assert code == 1
+    assert error.startswith("rank 1 was killed from outside")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_stop_signal_lets_workers_save(tmp_path: Path, number: int, code: int) -> None:
+    process = start("waits", tmp_path)
+    worker_pids(tmp_path)
+    process.send_signal(number)
+    assert finish(process) == (code, "")
+    assert (tmp_path / "saved0").exists()
+    assert (tmp_path / "saved1").exists()
+
+
+def test_signal_to_the_whole_group_lets_workers_save(tmp_path: Path) -> None:
+    process = start("waits", tmp_path)
+    pids = worker_pids(tmp_path)
+    os.killpg(process.pid, signal.SIGTERM)
+    for pid in pids:  # a supervisor signals every process it knows
+        os.kill(pid, signal.SIGTERM)
+    assert finish(process)[0] == 143
+    assert (tmp_path / "saved0").exists()
+    assert (tmp_path / "saved1").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
+def test_killed_launcher_leaves_no_orphans(tmp_path: Path) -> None:
+    process = start("waits", tmp_path)
+    pids = worker_pids(tmp_path)
+    process.kill()
+    process.wait()
+    until(lambda: not any(alive(pid) for pid in pids), 10)
+
+
+def test_two_launches_share_a_machine(tmp_path: Path) -> None:
+    processes = [start("good", tmp_path) for _ in range(2)]
+    assert [finish(process) for process in processes] == [(0, ""), (0, "")]
+
+
+def test_place_from_torchrun() -> None:
+    env = {**TORCHRUN, "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+    assert joined(env) == Place(3, 4, 1, 2, "node1", 29500)
+    with pytest.raises(ConfigError, match="MASTER_ADDR and MASTER_PORT are not"):
+        joined(TORCHRUN)
+
+
+def test_place_from_slurm() -> None:
+    env = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NODELIST": "n[03-04,7],gpu1"}
+    env |= {"SLURM_JOB_ID": "123", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_NODEID": "1"}
+    assert joined(env) == Place(5, 8, 1, 4, "n03", 20_123)
+
+
+def test_slurm_with_one_task_or_none_starts_local_processes() -> None:
+    assert joined({"SLURM_NTASKS": "8"}) is None  # inside salloc, not srun
+    assert joined({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None
+    assert joined({}) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [("a", "a"), ("a,b", "a"), ("a[1-3]", "a1"), ("a[09,11]b", "a09b"), ("n-1[2]", "n-12"), ("127.0.0.1", "127.0.0.1")],
+)
+def test_first_host(nodes: str, host: str) -> None:
+    assert first_host(nodes) == host
+
+
+def test_cause_is_not_the_rank_that_lost_its_peer(tmp_path: Path) -> None:
+    lost = failures.describe(0, RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4711"))
+    real = failures.describe(1, TrainingError("the loss of step 3 on rank 1 is not finite"))
+    failures.leave(tmp_path, lost)
+    failures.leave(tmp_path, real)
+    found = failures.cause(tmp_path, 2, {0: 1})
+    assert "not finite" in str(found)
+    assert found.exit_code == TrainingError.exit_code
+
+
+def test_cause_is_a_crash_when_the_others_lost_their_peer(tmp_path: Path) -> None:
+    failures.leave(tmp_path, failures.describe(0, RuntimeError("Connection closed by peer")))
+    assert "rank 1 was ended by SIGSEGV" in str(failures.cause(tmp_path, 2, {1: -11}))
+    assert "rank 1 was killed from outside" in str(failures.cause(tmp_path, 2, {0: 1}))
