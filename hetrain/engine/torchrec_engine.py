@@ -1,0 +1,203 @@
+"""Bulk-synchronous training on TorchRec: every read is fresh, every step updates all ranks' rows."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec.distributed.types import ShardingPlan
+
+from hetrain.comms.dense import DenseReducer, wrap_dense
+from hetrain.data.batch import Batch
+from hetrain.engine import EngineState, StepOutput
+from hetrain.engine.counted import counting
+from hetrain.engine.local_bags import LocalBags
+from hetrain.engine.loss import loss_share
+from hetrain.engine.sharded_bags import ShardedBags
+from hetrain.errors import ConfigError
+from hetrain.optim import RowOptimizer, Schedule
+from hetrain.planner.torchrec_planner import plan_of
+from hetrain.tables import Table
+from hetrain.telemetry import Traffic
+
+
+class TorchRecEngine:
+    """One `bsp` step on each rank: the Engine protocol over TorchRec's sharded bags.
+
+    The exchange of batch t + 1's ids overlaps the compute of batch t. With one rank the fused kernels
+    are called directly.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[nn.Module], nn.Module],
+        tables: Sequence[Table],
+        plan: ShardingPlan,
+        row_optimizer: RowOptimizer,
+        dense_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+        schedule: Schedule,
+        device: torch.device,
+        seed: int,
+        traffic: Traffic,
+        batch_size: int,
+    ) -> None:
+        """Build the bags, then the model on them.
+
+        Args:
+            make_model: the model over its bags; draws its dense weights from torch's generator.
+            tables: all tables, in model order.
+            plan: TorchRec's plan; equal on all ranks, else ConfigError.
+            row_optimizer: trains the rows, in whatever way they are sharded.
+            dense_optimizer: makes the optimizer of the dense parameters.
+            schedule: factor of both learning rates per step.
+            device: where this rank computes.
+            seed: of the initial rows and the dense weights.
+            traffic: counts every byte sent.
+            batch_size: examples of a rank's full batch; ranks with fewer are padded.
+        """
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        self._plan = plan_of(plan, tables, world_size)
+        self._plan.check(tables)
+        self._bags: LocalBags | ShardedBags
+        if world_size == 1:
+            self._bags = LocalBags(tables, row_optimizer, device, seed)
+        else:
+            _check_equal(self._plan.to_json())
+            self._bags = ShardedBags(tables, plan, row_optimizer, device, seed, batch_size, traffic)
+        torch.manual_seed(seed)
+        self._model = make_model(self._bags).to(device)
+        self._reducer = DenseReducer(traffic)
+        self._wrapped = wrap_dense(self._model, self._reducer)
+        self._optimizer = dense_optimizer(self._model.parameters())
+        self._dense_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._row_rate, self._schedule, self._factor = row_optimizer.lr, schedule, 1.0
+        self._world_size, self._device = world_size, device
+        self._step = 0
+        self._next: Batch | None = None
+
+    def step(self, batches: Iterator[Batch]) -> StepOutput | None:
+        """Train on the next batch of every rank; None when the iterator is exhausted."""
+        batch, self._next = self._next or self._fetch(batches), None
+        if batch is None:
+            return None
+        with self._counted():
+            self._bags.start(batch.sparse, batch.global_size)
+            if self._world_size > 1 and (following := self._fetch(batches)) is not None:
+                self._bags.start(following.sparse, following.global_size)
+                self._next = following
+            return self._train(batch)
+
+    def _train(self, batch: Batch) -> StepOutput:
+        self._set_rates()
+        logits: Tensor = self._wrapped(batch.dense, batch.sparse)
+        loss, total = loss_share(logits, batch.labels, batch.weights, batch.global_size)
+        self._optimizer.zero_grad(set_to_none=True)
+        self._bags.advance()
+        with self._backward():
+            loss.backward()
+        self._optimizer.step()
+        self._bags.step_replicated(self._row_rate * self._factor)
+        self._bags.discard(None if self._next is None else self._next.sparse)
+        self._step += 1
+        waited = self._bags.take_wait_s() + self._reducer.take_wait_s()
+        return _output(batch, logits.detach(), total, waited)
+
+    def finish(self) -> None:
+        """Nothing is held back; what was fetched ahead is let go."""
+        self._drop_next()
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Logits [B] of this rank's batch. Collective; changes nothing."""
+        batch = batch if batch.labels.device == self._device else batch.to(self._device)
+        with torch.no_grad(), self._counted():
+            logits: Tensor = self._model(batch.dense, batch.sparse)
+        return logits
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The model in evaluation mode while open."""
+        training = self._model.training
+        self._model.eval()
+        try:
+            yield
+        finally:
+            self._model.train(training)
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[EngineState]:
+        """State as views of this engine's memory: rows, their optimizer state, the dense part."""
+        yield EngineState(
+            step=self._step,
+            dense={name: value.detach() for name, value in self._model.state_dict().items()},
+            dense_optimizer=self._optimizer.state_dict(),
+            tables=self._bags.pieces(),
+            replicated=self._bags.replicated,
+            private={},
+            layout={"mode": "bsp", "plan": self._plan.to_json()},
+        )
+
+    def restore(self, state: EngineState, private: dict[str, Any] | None) -> None:
+        """Take up what was loaded into a snapshot's views; a batch fetched ahead belongs to the past."""
+        self._drop_next()
+        self._step = state.step
+        self._optimizer.load_state_dict(state.dense_optimizer)
+        self._factor = float("nan")  # the loaded rates are those of another run: set them again
+
+    def report(self) -> dict[str, Any]:
+        """Every read is fresh."""
+        return {"observed_staleness_max": 0, "missed_updates_max": 0}
+
+    def _fetch(self, batches: Iterator[Batch]) -> Batch | None:
+        batch = next(batches, None)
+        if batch is None or batch.labels.device == self._device:
+            return batch
+        return batch.to(self._device, non_blocking=True)
+
+    def _drop_next(self) -> None:
+        self._next = None
+        with self._counted():
+            self._bags.discard()
+
+    def _set_rates(self) -> None:
+        factor = self._schedule.factor(self._step)
+        if factor != self._factor:
+            self._factor = factor
+            for group, rate in zip(self._optimizer.param_groups, self._dense_rates, strict=True):
+                group["lr"] = rate * factor
+            self._bags.set_learning_rate(self._row_rate * factor)
+
+    def _counted(self) -> contextlib.AbstractContextManager[None]:
+        return counting(self._bags.counter) if isinstance(self._bags, ShardedBags) else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _backward(self) -> Iterator[None]:
+        if not isinstance(self._bags, ShardedBags):
+            yield
+            return
+        self._bags.counter.pooled = "pooled_bwd"
+        try:
+            yield
+        finally:
+            self._bags.counter.pooled = "pooled_fwd"
+
+
+def _output(batch: Batch, logits: Tensor, total: Tensor, waited: float) -> StepOutput:
+    labels = batch.labels
+    if batch.weights is not None:  # 0 marks padding
+        real = batch.weights != 0
+        logits, labels = logits[real], labels[real]
+    return StepOutput(total, logits, labels, int(labels.shape[0]), batch.global_size, waited)
+
+
+def _check_equal(plan: dict[str, Any]) -> None:
+    """Ranks with different plans would exchange garbage or hang."""
+    plans: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(plans, plan)
+    for rank, other in enumerate(plans):
+        if other != plans[0]:
+            raise ConfigError(
+                f"planner: rank {rank} has another plan than rank 0, as hosts of unequal memory give; "
+                "set planner.memory_gib so that all ranks plan for the same memory"
+            )

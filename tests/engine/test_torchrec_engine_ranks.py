@@ -1,0 +1,224 @@
+"""Several gloo ranks against one process on the same global batches."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+
+from hetrain.engine.replicated import ReplicatedTables
+from hetrain.errors import ConfigError
+from hetrain.telemetry import Traffic
+from tests.engine.bsp import DIM, FEATURES, TABLES, engine, global_batches, optimizer, part, train_plain
+from tests.ranks import run_ranks
+
+# examples of rank 0 and rank 1 in each step: full, uneven, empty
+STEPS = [(8, 8), (8, 8), (8, 3), (0, 8), (8, 8), (5, 0)]
+KINDS = {
+    "table_wise": ("table_wise",) * 3,
+    "row_wise": ("row_wise",) * 3,
+    "data_parallel": ("data_parallel",) * 3,
+    "mixed": ("row_wise", "data_parallel", "table_wise"),
+}
+
+
+def shares(rank, steps=STEPS):
+    batches = global_batches([sum(s) for s in steps])
+    return [part(b, sum(s[:rank]), sum(s[: rank + 1])) for b, s in zip(batches, steps, strict=True)]
+
+
+def train(rank, world_size, name, kinds):
+    traffic = Traffic()
+    e = engine(optimizer(name), kinds, world_size, traffic=traffic)
+    losses, predicted = [], []
+    iterator = iter(shares(rank))
+    while (out := e.step(iterator)) is not None:
+        losses.append(out.loss.item() / out.global_size)
+        assert len(out.logits) == len(out.labels) == out.examples
+        with e.evaluating():  # while the next batch's exchange is in flight
+            predicted.append(e.predict(shares(rank)[2]).numpy())
+    tables = {
+        t: [(p.first_row, p.value.numpy(), {k: v.numpy() for k, v in p.optimizer.items()}) for p in pieces]
+        for t, pieces in e._bags.pieces().items()
+    }
+    return losses, tables, predicted, dict(traffic.bytes)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize("kinds", KINDS)
+def test_two_ranks_equal_one_process(name, kinds):
+    results = run_ranks(2, train, name, KINDS[kinds])
+    batches = global_batches([sum(s) for s in STEPS])
+    expected, tables = train_plain(batches, optimizer(name))
+    assert np.sum([losses for losses, *_ in results], 0) == pytest.approx(expected, abs=1e-5)
+    covered = {t.name: np.zeros(t.rows) for t in TABLES}
+    for _, held, _, _ in results:
+        for table, pieces in held.items():
+            for first, value, _ in pieces:
+                covered[table][first : first + len(value)] += 1
+                assert value == pytest.approx(tables[table][first : first + len(value)], abs=1e-5)
+    for table, kind in zip(TABLES, KINDS[kinds], strict=True):
+        assert (covered[table.name] == (2 if kind == "data_parallel" else 1)).all()
+    single = engine(optimizer(name))
+    iterator = iter(batches)
+    predicted = []
+    while single.step(iterator) is not None:
+        predicted.append(single.predict(batches[2]).numpy())
+    for step, whole in enumerate(predicted):
+        assert np.concatenate([r[2][step] for r in results]) == pytest.approx(whole, abs=1e-5)
+
+
+def kernels(rank, world_size, kinds):
+    e = engine(optimizer("rowwise_adagrad"), kinds, world_size)
+    fused, replicated = list(e._bags.fused()), sorted(e._bags.replicated)
+    for kernel, _, _ in e._bags._fused:
+        assert type(kernel) is SplitTableBatchedEmbeddingBagsCodegen
+        assert kernel.optimizer.name == "EXACT_ROWWISE_ADAGRAD"
+    assert all(type(r) is ReplicatedTables for r in e._bags._replicated)
+    in_dense = sum(p.numel() for group in e._optimizer.param_groups for p in group["params"])
+    assert in_dense == sum(p.numel() for p in e._model.layers.parameters())
+    return fused, replicated
+
+
+def test_every_table_has_exactly_one_optimizer():
+    (fused0, replicated0), (fused1, replicated1) = run_ranks(2, kernels, KINDS["mixed"])
+    assert replicated0 == replicated1 == ["b"]
+    assert sorted(fused0 + fused1) == ["a", "a", "c"]  # a has a piece on each rank
+    (fused0, _), (fused1, _) = run_ranks(2, kernels, KINDS["table_wise"])
+    assert sorted(fused0 + fused1) == ["a", "b", "c"]
+
+
+def count(rank, world_size, kinds):
+    """Bytes of one step after a warm-up, every bag with one id."""
+    traffic = Traffic()
+    e = engine(optimizer("sgd"), kinds, world_size, traffic=traffic)
+    batches = [part(b, 8 * rank, 8 * rank + 8) for b in global_batches([16] * 2, multi_hot=False)]
+    iterator = iter(batches)
+    e.step(iterator)
+    before = dict(traffic.bytes)
+    e.step(iterator)
+    sent_ids = sum(int((b.sparse[f].values() < 0).sum()) for b in batches for f in FEATURES)
+    assert sent_ids == 0
+    return {k: v - before[k] for k, v in traffic.bytes.items()}, before
+
+
+def test_bytes_table_wise():
+    # rank 0 holds a (1 feature) and c (1), rank 1 holds b (2 features); batches of 8 examples, one id a bag
+    (step0, first0), (step1, first1) = run_ranks(2, count, KINDS["table_wise"])
+    for step, mine in ((step0, 2), (step1, 2)):
+        theirs = len(FEATURES) - mine
+        assert step["pooled_fwd"] == mine * 8 * DIM * 4  # the other rank's examples of my features
+        assert step["pooled_bwd"] == theirs * 8 * DIM * 4  # gradients of what I got
+        assert step["ids"] == 0  # both batches' ids went with the first step's prefetch
+    # sizes: lengths, values and stride, int64; then lengths and ids of the other rank's 2 features, twice
+    for first in (first0, first1):
+        assert first["ids"] == 2 * (3 * 8 + 2 * 8 * 8 + 2 * 8 * 8)
+
+
+def test_bytes_row_wise_forward_is_a_true_reduce_scatter():
+    (step0, _), (step1, _) = run_ranks(2, count, KINDS["row_wise"])
+    for step in (step0, step1):
+        assert step["pooled_fwd"] == len(FEATURES) * 8 * DIM * 4
+        assert step["pooled_bwd"] == len(FEATURES) * 8 * DIM * 4
+
+
+def test_bytes_of_replicated_tables_are_dense_gradients():
+    (step, _), _ = run_ranks(2, count, KINDS["data_parallel"])
+    elements = sum(t.rows * t.dim for t in TABLES) + (3 + DIM * 4) * 16 + 16 + 16 + 1
+    assert step["dense"] == elements * 4  # 2 (W - 1) / W
+    assert step["pooled_fwd"] == step["pooled_bwd"] == step["ids"] == 0
+
+
+def differing(rank, world_size):
+    kinds = KINDS["table_wise"] if rank == 0 else KINDS["row_wise"]
+    try:
+        engine(optimizer("sgd"), kinds, world_size)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_with_different_plans_are_refused():
+    assert all("planner.memory_gib" in message for message in run_ranks(2, differing))
+
+
+def state_of(rank, world_size, name, kinds):
+    """Everything after 3 steps, and the losses of the next 3 with and without a restore into a new engine."""
+    e = engine(optimizer(name), kinds, world_size)
+    batches = shares(rank)
+    iterator = iter(batches[:3])
+    while e.step(iterator) is not None:
+        pass
+    with e.snapshot() as s:
+        saved = (
+            {k: v.clone() for k, v in s.dense.items()},
+            {t: [(p.first_row, p.value.clone(), {k: v.clone() for k, v in p.optimizer.items()}) for p in pieces]
+             for t, pieces in s.tables.items()},
+        )  # fmt: skip
+        optimizer_state = s.dense_optimizer
+        fresh = engine(optimizer(name), kinds, world_size)
+        list_of = iter(batches[:2])
+        fresh.step(list_of)  # holds a prefetched batch, which a restore must forget
+        with fresh.snapshot() as target:
+            for k, v in target.dense.items():
+                v.copy_(saved[0][k])
+            for t, pieces in target.tables.items():
+                for p, (first, value, state) in zip(pieces, saved[1][t], strict=True):
+                    assert p.first_row == first
+                    p.value.copy_(value)
+                    for k, v in p.optimizer.items():
+                        v.copy_(state[k])
+            target.step, target.dense_optimizer = s.step, optimizer_state
+            fresh.restore(target, None)
+    losses = []
+    for trained in (fresh, e):
+        iterator = iter(batches[3:])
+        losses.append([])
+        while (out := trained.step(iterator)) is not None:
+            losses[-1].append(out.loss.item())
+    assert losses[0] == losses[1]
+    as_numpy = {
+        t: [(first, value.numpy(), {k: v.numpy() for k, v in state.items()}) for first, value, state in pieces]
+        for t, pieces in saved[1].items()
+    }
+    dense_state = {
+        i: {k: v.numpy() for k, v in state.items()} for i, state in optimizer_state_at(saved, optimizer_state).items()
+    }
+    dist.barrier()
+    return {k: v.numpy() for k, v in saved[0].items()}, as_numpy, dense_state, losses[1]
+
+
+def optimizer_state_at(saved, optimizer_state):
+    return optimizer_state["state"]
+
+
+@pytest.mark.parametrize("name", ["sgd", "rowwise_adagrad", "adagrad"])
+@pytest.mark.parametrize("kinds", ["mixed", "row_wise"])
+def test_two_ranks_restore_bit_for_bit(name, kinds):
+    results = run_ranks(2, state_of, name, KINDS[kinds])
+    assert all(len(r[3]) == 3 for r in results)
+
+
+def test_one_rank_takes_up_what_two_left():
+    results = run_ranks(2, state_of, "rowwise_adagrad", KINDS["mixed"])
+    batches = global_batches([sum(s) for s in STEPS])
+    expected, _ = train_plain(batches, optimizer("rowwise_adagrad"))
+    e = engine(optimizer("rowwise_adagrad"))
+    iterator = iter(batches[:3])  # so that the optimizer of the dense part has the state of step 3
+    while e.step(iterator) is not None:
+        pass
+    with e.snapshot() as target:
+        for k, v in target.dense.items():
+            v.copy_(torch.from_numpy(results[0][0][k]))
+        for _, tables, _, _ in results:
+            for t, pieces in tables.items():
+                (whole,) = target.tables[t]
+                for first, value, state in pieces:
+                    whole.value[first : first + len(value)] = torch.from_numpy(value)
+                    for k, v in state.items():
+                        whole.optimizer[k][first : first + len(v)] = torch.from_numpy(v)
+        e.restore(target, None)
+    losses, iterator = [], iter(batches[3:])
+    while (out := e.step(iterator)) is not None:
+        losses.append(out.loss.item() / out.examples)
+    assert losses == pytest.approx(expected[3:], abs=1e-5)
