@@ -26,5 +26,7 @@ def quiet_third_parties() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     names = "|".join(NOISY)
     warnings.filterwarnings("ignore", module=rf"({names})(\.|$)")
+    warnings.filterwarnings("ignore", category=FutureWarning)  # about APIs of the pinned versions, not for users
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # we only read them
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
