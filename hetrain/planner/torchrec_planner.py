@@ -53,8 +53,12 @@ class BagSharder(EmbeddingBagCollectionSharder):
         return [DENSE if sharding_type == "data_parallel" else FUSED]
 
 
-def meta_bags(tables: Sequence[Table], row_optimizer: str = "sgd") -> EmbeddingBagCollection:
-    """The tables as an EmbeddingBagCollection without memory; `row_optimizer` tells the planner the state's size."""
+def meta_bags(tables: Sequence[Table], row_optimizer: str | None = None) -> EmbeddingBagCollection:
+    """The tables as an EmbeddingBagCollection without memory.
+
+    `row_optimizer` tells the planner the state's size. Bags to be trained must come without: TorchRec would
+    take it for an optimizer applied in backward and silently drop the fused one it was given.
+    """
     bags = EmbeddingBagCollection(
         device=torch.device("meta"),
         tables=[
@@ -69,8 +73,9 @@ def meta_bags(tables: Sequence[Table], row_optimizer: str = "sgd") -> EmbeddingB
             for t in tables
         ],
     )
-    for parameter in bags.parameters():
-        parameter._optimizer_classes = [STATE_CLASSES[row_optimizer]]
+    if row_optimizer is not None:
+        for parameter in bags.parameters():
+            parameter._optimizer_classes = [STATE_CLASSES[row_optimizer]]
     return bags
 
 

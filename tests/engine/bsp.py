@@ -48,9 +48,7 @@ class PlainBags(nn.Module):
             )
 
     def forward(self, sparse):
-        return {
-            f: self.tables[t.name](sparse[f].values(), sparse[f].offsets()) for t in TABLES for f in t.features
-        }
+        return {f: self.tables[t.name](sparse[f].values(), sparse[f].offsets()) for t in TABLES for f in t.features}
 
 
 def train_plain(batches, optimizer: RowOptimizer, factor=lambda step: 1.0):

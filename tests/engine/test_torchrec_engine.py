@@ -79,8 +79,5 @@ def test_what_a_model_registers_is_its_dense_part():
 
 def test_features_may_come_in_another_order():
     batches = global_batches(SIZES)
-    shuffled = [
-        type(b)(b.dense, b.sparse.permute([3, 1, 0, 2]), b.labels, b.global_size)
-        for b in batches
-    ]
+    shuffled = [type(b)(b.dense, b.sparse.permute([3, 1, 0, 2]), b.labels, b.global_size) for b in batches]
     assert losses_of(engine(optimizer("sgd")), shuffled) == losses_of(engine(optimizer("sgd")), batches)

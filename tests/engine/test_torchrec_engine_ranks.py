@@ -1,9 +1,11 @@
 """Several gloo ranks against one process on the same global batches."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 
 from hetrain.engine.replicated import ReplicatedTables
@@ -73,7 +75,7 @@ def kernels(rank, world_size, kinds):
     fused, replicated = list(e._bags.fused()), sorted(e._bags.replicated)
     for kernel, _, _ in e._bags._fused:
         assert type(kernel) is SplitTableBatchedEmbeddingBagsCodegen
-        assert kernel.optimizer.name == "EXACT_ROWWISE_ADAGRAD"
+        assert kernel.optimizer == EmbOptimType.EXACT_ROWWISE_ADAGRAD
     assert all(type(r) is ReplicatedTables for r in e._bags._replicated)
     in_dense = sum(p.numel() for group in e._optimizer.param_groups for p in group["params"])
     assert in_dense == sum(p.numel() for p in e._model.layers.parameters())
@@ -97,8 +99,6 @@ def count(rank, world_size, kinds):
     e.step(iterator)
     before = dict(traffic.bytes)
     e.step(iterator)
-    sent_ids = sum(int((b.sparse[f].values() < 0).sum()) for b in batches for f in FEATURES)
-    assert sent_ids == 0
     return {k: v - before[k] for k, v in traffic.bytes.items()}, before
 
 
@@ -155,7 +155,7 @@ def state_of(rank, world_size, name, kinds):
             {t: [(p.first_row, p.value.clone(), {k: v.clone() for k, v in p.optimizer.items()}) for p in pieces]
              for t, pieces in s.tables.items()},
         )  # fmt: skip
-        optimizer_state = s.dense_optimizer
+        optimizer_state = copy.deepcopy(s.dense_optimizer)  # torch's loading keeps the tensors it is given
         fresh = engine(optimizer(name), kinds, world_size)
         list_of = iter(batches[:2])
         fresh.step(list_of)  # holds a prefetched batch, which a restore must forget
@@ -168,7 +168,7 @@ def state_of(rank, world_size, name, kinds):
                     p.value.copy_(value)
                     for k, v in p.optimizer.items():
                         v.copy_(state[k])
-            target.step, target.dense_optimizer = s.step, optimizer_state
+            target.step, target.dense_optimizer = s.step, copy.deepcopy(optimizer_state)
             fresh.restore(target, None)
     losses = []
     for trained in (fresh, e):
@@ -181,22 +181,14 @@ def state_of(rank, world_size, name, kinds):
         t: [(first, value.numpy(), {k: v.numpy() for k, v in state.items()}) for first, value, state in pieces]
         for t, pieces in saved[1].items()
     }
-    dense_state = {
-        i: {k: v.numpy() for k, v in state.items()} for i, state in optimizer_state_at(saved, optimizer_state).items()
-    }
-    dist.barrier()
-    return {k: v.numpy() for k, v in saved[0].items()}, as_numpy, dense_state, losses[1]
-
-
-def optimizer_state_at(saved, optimizer_state):
-    return optimizer_state["state"]
+    return {k: v.numpy() for k, v in saved[0].items()}, as_numpy, losses[1]
 
 
 @pytest.mark.parametrize("name", ["sgd", "rowwise_adagrad", "adagrad"])
 @pytest.mark.parametrize("kinds", ["mixed", "row_wise"])
 def test_two_ranks_restore_bit_for_bit(name, kinds):
     results = run_ranks(2, state_of, name, KINDS[kinds])
-    assert all(len(r[3]) == 3 for r in results)
+    assert all(len(losses) == 3 for _, _, losses in results)
 
 
 def test_one_rank_takes_up_what_two_left():
@@ -210,7 +202,7 @@ def test_one_rank_takes_up_what_two_left():
     with e.snapshot() as target:
         for k, v in target.dense.items():
             v.copy_(torch.from_numpy(results[0][0][k]))
-        for _, tables, _, _ in results:
+        for _, tables, _ in results:
             for t, pieces in tables.items():
                 (whole,) = target.tables[t]
                 for first, value, state in pieces:
