@@ -85,7 +85,9 @@ class _Stand:
         group: dist.ProcessGroup | None = None,
         async_op: bool = False,
     ) -> dist.Work | None:
-        work: dist.Work | None = dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
+        work: dist.Work | None = dist.all_to_all_single(
+            output, input, output_split_sizes, input_split_sizes, group, async_op
+        )
         if self.counter is None:
             return work
         world_size, rank = dist.get_world_size(group), dist.get_rank(group)
