@@ -11,7 +11,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hetrain.errors import HetrainError
+from hetrain.errors import ConfigError, HetrainError
 
 LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|lost)|broken pipe|closed by peer|timed out|timeout|stopped answering"

@@ -6,6 +6,7 @@ import warnings
 
 NOISY = (
     "torch",
+    "torch.fx._symbolic_trace",  # torch sets the level of "torch" anew when it is imported
     "torchrec",
     "fbgemm_gpu",
     "torchmetrics",

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Makes .venv with the tested versions: the CUDA build where nvidia-smi is, else the CPU build. Quick the second time.
+# Usage: scripts/setup.sh [dev]    dev: also what tests, lint and types need
+# Settings: HETRAIN_VENV (folder, default .venv), HETRAIN_PYTHON (default: the newest of 3.11, 3.12, 3.13 found),
+#           HETRAIN_BUILD=cpu|cuda
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+TORCH=2.13.0 TORCHREC=1.8.0 FBGEMM=1.8.0
+VENV=${HETRAIN_VENV:-.venv}
+EXTRA=${1:-}
+
+find_python() {
+    local candidate
+    for candidate in ${HETRAIN_PYTHON:-} python3.11 python3.12 python3.13 python3 python; do
+        if command -v "$candidate" >/dev/null 2>&1 &&
+            "$candidate" -c 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "setup: no Python 3.11, 3.12 or 3.13 found (tested: 3.11)." >&2
+    echo "  Install python3.11 with its venv module, or set HETRAIN_PYTHON to its path." >&2
+    exit 1
+}
+
+build() {
+    if [ -n "${HETRAIN_BUILD:-}" ]; then
+        echo "$HETRAIN_BUILD"
+    elif command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+        echo cuda
+    else
+        echo cpu
+    fi
+}
+
+BUILD=$(build)
+WANTED="$BUILD $(cat pyproject.toml scripts/setup.sh | cksum | tr ' ' '-')"
+STAMP=$VENV/.hetrain-setup
+if [ -f "$STAMP" ] && grep -qxF "$WANTED" "$STAMP" && { [ -z "$EXTRA" ] || grep -qxF "$EXTRA" "$STAMP"; }; then
+    exit 0
+fi
+
+echo "setup: $BUILD build of torch $TORCH, torchrec $TORCHREC, fbgemm-gpu $FBGEMM into $VENV (about 1 GB for cpu, 6 GB for cuda)"
+if [ ! -x "$VENV/bin/python" ]; then
+    PYTHON=$(find_python)
+    "$PYTHON" -m venv "$VENV"
+fi
+pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+
+if [ "$BUILD" = cpu ]; then
+    # PyPI's Linux wheel of torch brings CUDA's libraries (3 GB) along; torch's own index has the CPU build. Where that
+    # index cannot be reached, PyPI's wheel does too: without a GPU it computes on the CPU.
+    if ! "$VENV/bin/python" -c "import torch; assert torch.__version__.startswith('$TORCH')" 2>/dev/null; then
+        pip install "torch==$TORCH" --index-url https://download.pytorch.org/whl/cpu --retries 1 --timeout 30 || pip install "torch==$TORCH"
+    fi
+    KERNELS="fbgemm-gpu-cpu==$FBGEMM"
+else
+    pip install "torch==$TORCH"
+    KERNELS="fbgemm-gpu==$FBGEMM"
+fi
+# torchrec would pull in the CUDA build of fbgemm-gpu; it is installed alone and its needs are ours (pyproject.toml).
+pip install --no-deps "$KERNELS" "torchrec==$TORCHREC"
+"$VENV/bin/python" - "$EXTRA" >"$VENV/requirements.txt" <<'PY'
+import sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+print("\n".join(project["dependencies"] + project["optional-dependencies"].get(sys.argv[1], [])))
+PY
+pip install -r "$VENV/requirements.txt" hatchling editables
+pip install --no-deps --no-build-isolation -e .
+printf '%s\n%s\n' "$WANTED" "$EXTRA" >"$STAMP"
