@@ -13,6 +13,7 @@ from collections import deque
 from typing import Any, Literal, Protocol
 
 import numpy as np
+import torch
 
 from hetrain.errors import ConfigError
 from hetrain.store.index import Ints
@@ -153,7 +154,9 @@ class _Queued:
                 entries["stamps"].append(np.full(len(slots), stamp))
                 entries["classes"].append(np.full(len(slots), number))
         empty = np.empty(0, np.int64)
-        return {"step": self._step, **{name: np.concatenate([empty, *parts]) for name, parts in entries.items()}}
+        # tensors: a checkpoint is read without unpickling anything else
+        arrays = {name: torch.from_numpy(np.concatenate([empty, *parts])) for name, parts in entries.items()}
+        return {"step": self._step, **arrays}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.clear()
