@@ -169,8 +169,6 @@ def _check_option(line: str, group: str, name: str, folders: Sequence[Path]) -> 
     allowed = group_options(group, folders)
     if name in allowed:
         return
-    if "," in name:
-        raise ConfigError(f"{line}: this sweeps over several options.\n  Add -m to run one job for each of them.")
     close = get_close_matches(name, allowed, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ConfigError(f"{line}: there is no {group} {name!r}.{hint}\n  {group} is one of: {', '.join(allowed)}")

@@ -16,6 +16,6 @@ with contextlib.suppress(PermissionError):
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 quiet_third_parties()
-with contextlib.suppress(ImportError, OSError):  # the worker meets it again and reports it
+with contextlib.suppress(Exception):  # the worker imports the same and reports what went wrong
     import hetrain.build
     import hetrain.process  # noqa: F401

@@ -34,9 +34,8 @@ def main() -> None:
     if saved and saved[1]:
         sent, empty = saved
         share = 1 - sent / empty
-        print(
-            f"bytes saved  {share:.0%} of embedding traffic: {sent / 1e6:.1f} MB sent, about {empty / 1e6:.1f} MB with an empty cache"
-        )
+        against = f"{sent / 1e6:.1f} MB sent, about {empty / 1e6:.1f} MB with an empty cache"
+        print(f"bytes saved  {share:.0%} of embedding traffic: {against}")
     print(f"run folder   {folder}")
 
 

@@ -52,7 +52,7 @@ if [ "$BUILD" = cpu ]; then
     # PyPI's Linux wheel of torch brings CUDA's libraries (3 GB) along; torch's own index has the CPU build. Where that
     # index cannot be reached, PyPI's wheel does too: without a GPU it computes on the CPU.
     if ! "$VENV/bin/python" -c "import torch; assert torch.__version__.startswith('$TORCH')" 2>/dev/null; then
-        pip install "torch==$TORCH" --index-url https://download.pytorch.org/whl/cpu --retries 1 --timeout 30 || pip install "torch==$TORCH"
+        pip install --no-deps "torch==$TORCH" --index-url https://download.pytorch.org/whl/cpu --retries 1 --timeout 30 || pip install "torch==$TORCH"
     fi
     KERNELS="fbgemm-gpu-cpu==$FBGEMM"
 else

@@ -1,0 +1,198 @@
+"""Composition and checks: what is accepted, and the message for every kind of mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from hetrain.compose import chosen_experiment, compose, config_folders, expand, from_yaml, group_options, to_yaml
+from hetrain.config import RunConfig
+from hetrain.errors import ConfigError
+from hetrain.keys import schema_keys
+from hetrain.model_target import check_model
+
+
+def composed(*overrides: str, user: Path | None = None) -> RunConfig:
+    return compose(overrides, config_folders(None if user is None else str(user)))
+
+
+def refused(*overrides: str, user: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as error:
+        composed(*overrides, user=user)
+    return str(error.value)
+
+
+def test_defaults_are_whole() -> None:
+    cfg = composed()
+    assert cfg.data.name == "sample"
+    assert cfg.consistency.mode == "bsp"
+    assert cfg.model["_target_"] == "hetrain.models.WDL"
+
+
+def test_command_line_wins_over_experiment_over_group() -> None:
+    cfg = composed("+experiment=criteo_het", "data=criteo", "data.path=x", "consistency.staleness=inf")
+    assert (cfg.data.name, cfg.data.path, cfg.consistency.mode) == ("criteo", "x", "het")
+    assert cfg.consistency.staleness == float("inf")
+    assert composed("experiment=criteo_het").consistency.cache.capacity == 0.1
+
+
+def test_yaml_round_trip() -> None:
+    cfg = composed("+experiment=dcn_het", "consistency.staleness=inf", "train.max_steps=5", "name=x")
+    assert from_yaml(to_yaml(cfg)) == cfg
+
+
+def test_saved_config_is_a_base(tmp_path: Path) -> None:
+    saved = tmp_path / "config.yaml"
+    saved.write_text(to_yaml(composed("train.batch_size=7", "name=x")))
+    cfg = compose(["data=criteo", "launch.nproc=1"], config_folders(None), saved)
+    assert (cfg.train.batch_size, cfg.data.name, cfg.launch.nproc, cfg.name) == (7, "criteo", 1, "x")
+
+
+def test_users_configs_come_first(tmp_path: Path) -> None:
+    for group, name, text in [
+        ("data", "mine", "name: mine\npath: there\n"),
+        ("comms", "none", "name: none # my own\n"),
+        ("experiment", "mine", "# @package _global_\ndefaults:\n  - override /data: mine\ntrain:\n  epochs: 3\n"),
+    ]:
+        (tmp_path / group).mkdir()
+        (tmp_path / group / f"{name}.yaml").write_text(text)
+    cfg = composed("+experiment=mine", user=tmp_path)
+    assert (cfg.data.path, cfg.train.epochs) == ("there", 3)
+    assert group_options("data", config_folders(str(tmp_path))) == ["criteo", "mine", "sample"]
+    assert refused(user=tmp_path / "nowhere").startswith("--config-dir")
+
+
+def test_mistakes_in_a_users_file_name_the_file(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    bad = tmp_path / "data" / "bad.yaml"
+    bad.write_text("name: x\npth: y\n")
+    assert refused("data=bad", user=tmp_path).startswith(
+        "in config 'data/bad': there is no key 'data.pth'. Did you mean 'data.path'?\n  Keys below 'data': name, path,"
+    )
+    bad.write_text("name: x\nprefetch: many\n")
+    assert refused("data=bad", user=tmp_path) == (
+        "in config 'data/bad': data.prefetch=many: data.prefetch must be a whole number."
+    )
+    bad.write_text("name: [x\n")
+    assert "bad.yaml" in refused("data=bad", user=tmp_path)
+
+
+MESSAGES = {
+    "consistency.stalenes=3": "consistency.stalenes=3: there is no key 'consistency.stalenes'. Did you mean "
+    "'consistency.staleness'?\n  Keys below 'consistency': mode, staleness, clock, validation, cache",
+    "batch_size=3": "batch_size=3: there is no key 'batch_size'. Did you mean 'train.batch_size'?\n  Keys at the top:",
+    "seed.x=1": "seed.x=1: there is no key 'seed.x'. Did you mean 'seed'?\n  'seed' holds a whole number",
+    "train.batch_size=abc": "train.batch_size=abc: train.batch_size must be a whole number.",
+    "train.batch_size=null": "train.batch_size=null: train.batch_size must be a whole number.",
+    "train.max_steps=3.5": "train.max_steps=3.5: train.max_steps must be a whole number or null.",
+    "data.shuffle=maybe": "data.shuffle=maybe: data.shuffle must be true or false.",
+    "data.sample.cardinalities=[a]": "data.sample.cardinalities=[a]: data.sample.cardinalities must be a list, each",
+    "data=crito": "data=crito: there is no data 'crito'. Did you mean 'criteo'?\n  data is one of: criteo, sample",
+    "+experiment=nope": "+experiment=nope: there is no experiment 'nope'.\n  experiment is one of: criteo_bsp,",
+    "consistency=asp": "consistency=asp: there is no consistency 'asp'.",
+    "train=5": "train=5: 'train' is a section with the keys batch_size, epochs,",
+    "data=sample,criteo": "data=sample,criteo: this sweeps over several values.\n  Add -m",
+    "consistency.staleness=0,10": "consistency.staleness=0,10: this sweeps over several values.\n  Add -m",
+    "~train.epochs": "~train.epochs: only keys below 'model' can be removed;",
+    "foo": "'foo' is not an override (KEY=VALUE or GROUP=NAME)",
+    "x=[1": "'x=[1' is not an override (KEY=VALUE or GROUP=NAME)",
+    "data.path=${foo}": "data.path: Interpolation key 'foo' not found",
+    "consistency.mode=asp": "consistency.mode=asp: expected one of bsp, het. asp is not there yet.",
+    "consistency.mode=async": "consistency.mode=async: expected one of bsp, het.",
+    "consistency.staleness=-1": "consistency.staleness=-1.0: expected a whole number of updates, at least 0, or inf.",
+    "consistency.staleness=nan": "consistency.staleness=nan: expected a whole number",
+    "consistency.staleness=1.5": "consistency.staleness=1.5: expected a whole number",
+    "consistency.clock=mean": "consistency.clock=mean: expected one of max, sum.",
+    "consistency.validation=directory": "consistency.validation=directory: expected one of clock. directory is not",
+    "consistency.cache.policy=fifo": "consistency.cache.policy=fifo: expected one of lru, lfu.",
+    "consistency.cache.capacity=-0.1": "consistency.cache.capacity=-0.1: expected a share of all rows (0 to 1)",
+    "consistency.cache.capacity=1.5": "consistency.cache.capacity=1.5: expected a share of all rows (0 to 1)",
+    "comms.name=fp16": "comms.name=fp16: expected one of none. fp16 is not there yet.",
+    "planner.name=hierarchical": "planner.name=hierarchical: expected one of torchrec. hierarchical is not there yet.",
+    "planner.sharding_types=[rows]": "planner.sharding_types=rows: expected one of data_parallel,",
+    "planner.sharding_types=[]": "planner.sharding_types=[]: expected at least one of",
+    "model.embedding_dim=6": "model.embedding_dim=6: expected a positive multiple of 4.",
+    "model._target_=WDL": "model._target_=WDL: expected the import path of a model class.",
+    "optimizer.rows.name=adam": "optimizer.rows.name=adam: expected one of sgd, adagrad, rowwise_adagrad. FBGEMM has",
+    "optimizer.dense.name=lamb": "optimizer.dense.name=lamb: expected one of sgd, adagrad, adam, adamw.",
+    "optimizer.rows.lr=0": "optimizer.rows.lr=0.0: expected a number above 0.",
+    "optimizer.schedule.decay=cosine": "optimizer.schedule.decay_steps=0: expected more than",
+    "data.split.train=0": "data.split.train=0: expected a share or row count above 0.",
+    "data.split.train=0.9": "data.split={'train': 0.9, 'validation': 0.1, 'test': 0.1}: expected shares that add up to",
+    "data.split.test=100": "data.split={'train': 0.8, 'validation': 0.1, 'test': 100.0}: expected either shares",
+    "data.on_bad_row=ignore": "data.on_bad_row=ignore: expected one of error, skip.",
+    "launch.nproc=0": "launch.nproc=0: expected at least 1.",
+    "launch.device=tpu": "launch.device=tpu: expected one of auto, cpu, cuda.",
+    "train.batch_size=0": "train.batch_size=0: expected at least 1.",
+    "checkpoint.resume=nowhere": "checkpoint.resume=nowhere: expected auto, never or an existing checkpoint folder.",
+    "name=a/b": "name=a/b: expected a folder name without '/'",
+    "seed=-1": "seed=-1: expected 0 <= seed < 2^63.",
+}
+
+
+@pytest.mark.parametrize(("override", "message"), MESSAGES.items(), ids=MESSAGES)
+def test_message(override: str, message: str) -> None:
+    assert refused(override).startswith(message)
+
+
+def test_pairs_that_cannot_be() -> None:
+    assert "Its state does not add up, so updates cannot be held back" in refused(
+        "consistency=het", "optimizer.rows.name=adam"
+    )
+    assert "The store holds whole rows" in refused("consistency=het", "planner.sharding_types=[column_wise]")
+    assert "store.device=cuda: expected cpu" in refused("store.device=cuda", "launch.device=cpu")
+    assert "expected 0 with checkpoint.resume=never" in refused("launch.max_restarts=1", "checkpoint.resume=never")
+    assert "Early stopping needs validation rows" in refused("train.patience=2", "data.split.validation=0")
+
+
+def test_all_findings_come_in_one_message() -> None:
+    assert refused("train.batch_size=0", "seed=-1").startswith("2 settings cannot run:\n  seed=-1:")
+
+
+def test_every_key_has_a_type_in_words() -> None:
+    from hetrain.keys import expected
+
+    unknown = [key for key in schema_keys() if key != "model" and expected(key) == "another value"]
+    assert unknown == []
+
+
+def test_sweeps_expand_as_hydra_does() -> None:
+    assert expand(["a=1,2", "b=x"]) == [["a=1", "b=x"], ["a=2", "b=x"]]
+    assert expand(["+experiment=a,b", "c=range(0,2)"])[-1] == ["+experiment=b", "c=1"]
+    assert expand(["a=choice(3,4)", "b=[1,2]"]) == [["a=3", "b=[1,2]"], ["a=4", "b=[1,2]"]]
+    with pytest.raises(ConfigError, match="Sweep with a comma list"):
+        expand(["a=interval(0,1)"])
+
+
+def test_chosen_experiment() -> None:
+    assert chosen_experiment(["+experiment=a", "seed=1"]) == "a"
+    assert chosen_experiment(["seed=1"]) is None
+
+
+class Mine:
+    def __init__(
+        self, bags: object, dense_features: int, sparse_features: list[str], embedding_dim: int, width: int = 1
+    ):
+        pass
+
+
+class NotAModel:
+    def __init__(self, width: int = 1) -> None:
+        pass
+
+
+def test_model_arguments() -> None:
+    mine = f"{__name__}.Mine"
+    check_model({"_target_": mine, "embedding_dim": 4, "width": 3})
+    for model, message in [
+        (
+            {"_target_": mine, "embedding_dim": 4, "widht": 3},
+            "model.widht=3: Mine has no argument 'widht'. Did",
+        ),
+        ({"_target_": mine}, "model: Mine needs model.embedding_dim as well."),
+        ({"_target_": "nowhere.Mine"}, "model._target_=nowhere.Mine: there is no module 'nowhere'."),
+        ({"_target_": f"{__name__}.Yours"}, "has no class 'Yours', but"),
+        ({"_target_": f"{__name__}.NotAModel"}, "its constructor lacks bags, dense_features, sparse_features."),
+    ]:
+        with pytest.raises(ConfigError) as error:
+            check_model(model)
+        assert message in str(error.value)
