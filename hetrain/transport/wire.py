@@ -96,6 +96,8 @@ class Codec:
 
 
 def _integers(tensors: list[Tensor], positions: list[int]) -> Tensor:
+    if not positions:
+        return torch.empty(0, dtype=torch.int32)
     block = torch.cat([tensors[i] for i in positions])
     if block.shape[0] and int(block.max()) >= INT32_END:
         return block
@@ -103,7 +105,7 @@ def _integers(tensors: list[Tensor], positions: list[int]) -> Tensor:
 
 
 def _floats(tensors: list[Tensor], positions: list[int]) -> Tensor:
-    return torch.cat([tensors[i].reshape(-1) for i in positions])
+    return torch.cat([tensors[i].reshape(-1) for i in positions]) if positions else torch.empty(0)
 
 
 def _widened(flat: Tensor, size: int) -> Tensor:
