@@ -23,8 +23,13 @@ MODES = {"bsp": ["consistency=bsp"]} | {
     f"het{s}": ["consistency=het", f"consistency.staleness={s}"] for s in (0, 10, 100)
 }
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # two-sided Student t by degrees of freedom
-GENERATED = ["data=sample", "data.sample.rows=1600000", "data.split.train=1000000", "data.split.validation=100000",
-             "data.split.test=500000"]
+GENERATED = [
+    "data=sample",
+    "data.sample.rows=1600000",
+    "data.split.train=1000000",
+    "data.split.validation=100000",
+    "data.split.test=500000",
+]
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -42,8 +47,10 @@ def best_auc(data: Path) -> float | None:
 
 def table(rows: dict[tuple[str, str, int], dict[str, Any]], seeds: list[int], best: float | None) -> str:
     """One Markdown line per cell: mean over seeds, distance to the best AUC, paired difference to bsp."""
-    lines = ["| model | mode | AUC | logloss | best - AUC | AUC - bsp's (95% interval) | hit rate | staleness seen |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| model | mode | AUC | logloss | best - AUC | AUC - bsp's (95% interval) | hit rate | staleness seen |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for model in MODELS:
         for mode in MODES:
             cell = [rows[model, mode, seed] for seed in seeds]

@@ -1,6 +1,6 @@
 """Bytes per channel and step of `bsp` and `het` on a prepared data set, for several embedding widths.
 
-    python benchmarks/traffic.py --data data/criteo60k --out traffic.jsonl
+python benchmarks/traffic.py --data data/criteo60k --out traffic.jsonl
 """
 
 import argparse
@@ -18,8 +18,10 @@ EMBEDDING = CHANNELS[:6]
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Kilobytes per step and rank on every channel, and the embedding total against the empty cache."""
-    lines = ["| D | mode | " + " | ".join(CHANNELS) + " | embedding total | of the empty cache |",
-             "|" + "---|" * (len(CHANNELS) + 4)]
+    lines = [
+        "| D | mode | " + " | ".join(CHANNELS) + " | embedding total | of the empty cache |",
+        "|" + "---|" * (len(CHANNELS) + 4),
+    ]
     for row in rows:
         per = row["steps"] * row["world_size"] * 1000
         kilobytes = [row["bytes"].get(c, 0) / per for c in CHANNELS]
@@ -44,8 +46,16 @@ def main() -> None:
     rows = []
     for dim in args.dims:
         for mode, choice in modes.items():
-            overrides = ["data=criteo", f"data.path={args.data}", "model=wdl", f"model.embedding_dim={dim}", *choice,
-                         "launch.nproc=2", "train.batch_size=128", *args.overrides]
+            overrides = [
+                "data=criteo",
+                f"data.path={args.data}",
+                "model=wdl",
+                f"model.embedding_dim={dim}",
+                *choice,
+                "launch.nproc=2",
+                "train.batch_size=128",
+                *args.overrides,
+            ]
             row = run_cell(f"d{dim}-{mode.replace(' ', '-')}", overrides, args.out, args.runs)
             rows.append({**row, "dim": dim, "mode_name": mode})
     print(table(rows))

@@ -5,12 +5,14 @@ import math
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrain.config import DenseOptimizerConfig, RowOptimizerConfig, ScheduleConfig
 from hetrain.errors import ConfigError
 from hetrain.optim import DENSE_OPTIMIZERS, ROW_OPTIMIZERS, RowOptimizer, Schedule, dense_optimizer, row_optimizer
+from tests.conftest import ROOT
 
 ROWS, STEPS = 20, 12
 
@@ -171,3 +173,10 @@ def test_misuse_names_the_key(make, key: str) -> None:
         make()
     assert key in str(error.value)
     assert "set " in str(error.value)
+
+
+@pytest.mark.parametrize("name", ROW_OPTIMIZERS)
+def test_a_shipped_group_is_named_for_its_row_optimizer(name: str) -> None:
+    group = yaml.safe_load((ROOT / "configs" / "optimizer" / f"{name}.yaml").read_text())
+    assert row_optimizer(RowOptimizerConfig(**group["rows"])).name == name
+    assert dense_optimizer(parameters(), DenseOptimizerConfig(**group["dense"]))
