@@ -41,31 +41,39 @@ if [ -f "$STAMP" ] && grep -qxF "$WANTED" "$STAMP" && { [ -z "$EXTRA" ] || grep 
     exit 0
 fi
 
-echo "setup: $BUILD build of torch $TORCH, torchrec $TORCHREC, fbgemm-gpu $FBGEMM into $VENV (about 1 GB for cpu, 6 GB for cuda)"
+echo "setup: into $VENV, about 1 GB for the CPU build and 6 GB for CUDA's; takes minutes the first time"
 if [ ! -x "$VENV/bin/python" ]; then
     PYTHON=$(find_python)
     "$PYTHON" -m venv "$VENV"
 fi
 pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 
+say() { echo "setup: $*"; }
+
+say "torch $TORCH ($BUILD)"
+KERNELS="fbgemm-gpu==$FBGEMM"
 if [ "$BUILD" = cpu ]; then
     # PyPI's Linux wheel of torch brings CUDA's libraries (3 GB) along; torch's own index has the CPU build. Where that
     # index cannot be reached, PyPI's wheel does too: without a GPU it computes on the CPU.
-    if ! "$VENV/bin/python" -c "import torch; assert torch.__version__.startswith('$TORCH')" 2>/dev/null; then
-        pip install --no-deps "torch==$TORCH" --index-url https://download.pytorch.org/whl/cpu --retries 1 --timeout 30 || pip install "torch==$TORCH"
-    fi
     KERNELS="fbgemm-gpu-cpu==$FBGEMM"
+    if ! "$VENV/bin/python" -c "import torch; assert torch.__version__.startswith('$TORCH')" 2>/dev/null; then
+        pip install --no-deps "torch==$TORCH" --index-url https://download.pytorch.org/whl/cpu --retries 1 --timeout 30 ||
+            pip install "torch==$TORCH"
+    fi
 else
     pip install "torch==$TORCH"
-    KERNELS="fbgemm-gpu==$FBGEMM"
 fi
-# torchrec would pull in the CUDA build of fbgemm-gpu; it is installed alone and its needs are ours (pyproject.toml).
-pip install --no-deps "$KERNELS" "torchrec==$TORCHREC"
+
+say "the other libraries"
 "$VENV/bin/python" - "$EXTRA" >"$VENV/requirements.txt" <<'PY'
 import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 print("\n".join(project["dependencies"] + project["optional-dependencies"].get(sys.argv[1], [])))
 PY
 pip install -r "$VENV/requirements.txt" hatchling editables
+
+# torchrec would pull in the CUDA build of fbgemm-gpu; it is installed alone and its needs are ours (pyproject.toml).
+say "torchrec $TORCHREC, ${KERNELS%%=*} $FBGEMM, hetrain"
+pip install --no-deps "$KERNELS" "torchrec==$TORCHREC"
 pip install --no-deps --no-build-isolation -e .
 printf '%s\n%s\n' "$WANTED" "$EXTRA" >"$STAMP"
