@@ -74,7 +74,8 @@ def _changed(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def describe(folder: Path, cfg: RunConfig, plan: dict[str, Any]) -> None:
-    """Write config.yaml and plan.json, on rank 0."""
+    """Write config.yaml and plan.json, on rank 0. A summary that lies there is of an earlier sitting: it goes."""
+    (folder / SUMMARY).unlink(missing_ok=True)
     (folder / CONFIG).write_text(to_yaml(cfg))
     (folder / PLAN).write_text(json.dumps(plan, indent=1) + "\n")
 

@@ -62,6 +62,16 @@ def describe(totals: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def in_words(summary: Mapping[str, Any]) -> str:
+    """The line a run ends with."""
+    cache = summary["cache"] or {}
+    hits = f", {cache['hit_rate']:.0%} of row reads from the cache" if cache.get("hit_rate") is not None else ""
+    return (
+        f"{summary['steps']:,} steps, {summary['examples']:,} examples at {summary['examples_per_s']:,.0f} a second, "
+        f"{summary['bytes']['total'] / 1e6:,.1f} MB sent{hits}"
+    )
+
+
 def _with_hit_rate(cache: Mapping[str, Any]) -> dict[str, Any]:
     """A merged cache report, with the share of rows read that needed no transfer."""
     reads = sum(cache.get(key) or 0 for key in ("hits", "misses", "invalid", "own_invalid"))

@@ -146,11 +146,12 @@ class Trainer:
         result = self._summary(reason, test)
         numbers = {k: result[k] for k in ("auc", "logloss", "examples_per_s") if result[k] is not None}
         setup.log.hyperparameters(setup.settings, numbers)
+        setup.log.say(f"{summary.in_words(result)} -> {setup.folder}")
         return result
 
     def _interrupted(self, signal: Signals) -> dict[str, Any]:
         self._save()
-        self.setup.log.say(f"{signal.name}: saved step {self.step}; start again with the same name to go on")
+        self.setup.log.say(f"stopped by a signal, step {self.step} is saved: start again with the same name to go on")
         return self._summary(signal.name, None) | {"interrupted": True}
 
     @contextmanager
@@ -199,8 +200,7 @@ class Trainer:
             checkpoint.save(
                 self.setup.engine, path, self.setup.ranks, reader=self.setup.reader.state_dict(), about=about
             )
-            if self.setup.ranks.first:
-                checkpoint.prune(self.checkpoints, self.setup.checkpoint.keep)
+            checkpoint.prune(self.checkpoints, self.setup.checkpoint.keep, self.setup.ranks)
         self.last_saved = self.step
 
     def _totals(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_keeps_the_newest_and_the_best(tmp_path):
     engine = PlainEngine()
     for step, auc in enumerate([0.5, 0.8, 0.6, None, 0.7]):
         save(engine, folder.step_folder(tmp_path, step), validation={"auc": auc})
-        checkpoint.prune(tmp_path, 2)
+        checkpoint.prune(tmp_path, 2, Ranks())
     assert [s for s, _ in folder.complete(tmp_path)] == [1, 3, 4]
     assert checkpoint.best(tmp_path).name == "step_1"
     assert checkpoint.newest(tmp_path).name == "step_4"
@@ -170,3 +170,14 @@ def test_another_model_or_optimizer_is_refused_by_name(tmp_path):
     full_adagrad.sums = {t: torch.zeros(50, 4) for t in "ab"}
     with pytest.raises(CheckpointError, match=r"table 'a'.*optimizer\.rows\.name"):
         checkpoint.load(full_adagrad, path, Ranks())
+    sgd = PlainEngine()
+    sgd.dense_optimizer = torch.optim.SGD(sgd.dense.values(), lr=0.1)
+    with pytest.raises(CheckpointError, match=r"optimizer\.dense\.name"):
+        checkpoint.load(sgd, path, Ranks())
+
+
+def test_the_run_s_own_learning_rate_wins(tmp_path):
+    save(train(PlainEngine(), 2, 1), tmp_path / "step_2")
+    slower = PlainEngine(lr=0.001)
+    checkpoint.load(slower, tmp_path / "step_2", Ranks())
+    assert slower.dense_optimizer.param_groups[0]["lr"] == 0.001

@@ -205,6 +205,28 @@ def test_keeps_the_last_checkpoints_and_stops_early_at_the_best(cfg_of):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_ranks_without_examples_keep_step(tmp_path, mode):
+    """161 examples to train on, one to validate and one to test with: the last steps of a rank are empty."""
+    cfg = config(tmp_path, mode, train__batch_size=30, train__epochs=1)
+    cfg.data.sample.rows = 163
+    cfg.data.split.train, cfg.data.split.validation, cfg.data.split.test = 161, 1, 1
+    for summary, _ in run_ranks(2, train, cfg):
+        assert summary["examples"] == 161
+        assert summary["steps"] == 3
+        assert summary["test"]["examples"] == 1
+        assert summary["auc"] is None
+        assert summary["logloss"] > 0
+
+
+def test_a_crash_while_a_finished_run_is_trained_further(cfg_of):
+    train(0, 1, cfg_of("bsp", train__max_steps=3))
+    longer = cfg_of("bsp", train__max_steps=6)
+    small_run.make(longer)  # and dies
+    summary, _ = train(0, 1, longer)
+    assert summary["steps"] == 6
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_loss_that_is_not_finite_names_the_column(cfg_of, mode):
     trainer = small_run.make(cfg_of(mode))
     batches = trainer.setup.reader.__iter__

@@ -140,7 +140,7 @@ def _replace(meta: dict[str, Any], aside: Path, path: Path) -> None:
 
 
 def _fill_dense(state: EngineState, saved: dict[str, Any], path: Path) -> None:
-    """Copy parameters in place; hand the optimizer's state over by reference."""
+    """Copy parameters in place; give the optimizer its state, with the learning rates and so on of this run."""
     for name, value in state.dense.items():
         found = saved["dense"].get(name)
         if found is None or found.shape != value.shape:
@@ -151,7 +151,13 @@ def _fill_dense(state: EngineState, saved: dict[str, Any], path: Path) -> None:
             )
         with torch.no_grad():
             value.copy_(found)
-    state.dense_optimizer = saved["optimizer"]
+    kind, groups = saved["optimizer"]["param_groups"], state.dense_optimizer["param_groups"]
+    if [(sorted(g), g["params"]) for g in kind] != [(sorted(g), g["params"]) for g in groups]:
+        raise CheckpointError(
+            f"{path} was written with another dense optimizer than this run's; "
+            "set optimizer.dense.name to that one, or start anew with checkpoint.resume=never."
+        )
+    state.dense_optimizer = {**saved["optimizer"], "param_groups": groups}
 
 
 def _plain(layout: dict[str, Any]) -> dict[str, Any]:

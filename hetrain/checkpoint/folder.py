@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hetrain.errors import CheckpointError
+from hetrain.ranks import Ranks
 
 FORMAT = 1
 META = "meta.json"
@@ -57,8 +58,16 @@ def clean(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` and the best."""
+def prune(folder: Path, keep: int, ranks: Ranks) -> None:
+    """Remove all but the newest `keep` and the best. Collective; rank 0 removes."""
+
+    def failed(reason: str) -> CheckpointError:
+        return CheckpointError(f"old checkpoints in {folder} could not be removed ({reason}). Remove them by hand.")
+
+    ranks.together(lambda: _prune(folder, keep) if ranks.first else None, (OSError,), failed)
+
+
+def _prune(folder: Path, keep: int) -> None:
     spared = best(folder)
     for _, path in complete(folder)[:-keep]:
         if path != spared:
