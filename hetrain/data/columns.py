@@ -78,6 +78,8 @@ class Columns:
             return column if order is None else column.take(order)
 
         labels = gather([block.labels[rows] for block, rows in parts])
+        if not labels.flags.writeable:  # Parquet's own memory: torch wants to own what it gets
+            labels = labels.copy()
         dense = np.empty((len(labels), len(self._schema.dense)), np.float32)
         for i in range(dense.shape[1]):
             dense[:, i] = gather([block.dense[i][rows] for block, rows in parts])
