@@ -72,7 +72,7 @@ def expand(arguments: Sequence[str]) -> list[list[str]]:
     from hydra.errors import HydraException
 
     try:
-        (jobs,) = BasicSweeper.split_arguments(parse(arguments), None)
+        jobs: list[list[str]] = BasicSweeper.split_arguments(parse(arguments), None)[0]
     except HydraException as error:
         raise ConfigError(f"{error}\n  Sweep with a comma list, choice(...) or range(...).") from None
     return jobs

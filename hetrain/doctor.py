@@ -33,7 +33,7 @@ def main() -> int:
         if finding.lack:
             print(f"{'':<19}{finding.lack}")
     fatal = any(finding.fatal for finding in found)
-    print("\ntraining cannot run here" if fatal else "\nready to train")
+    print(f"\ntraining cannot run here. {versions.INSTALL}" if fatal else "\nready to train")
     return 1 if fatal else 0
 
 
@@ -48,8 +48,8 @@ def _versions() -> Iterator[Finding]:
         if row.fits:
             yield Finding(row.name, f"{row.version} (tested: {row.tested})")
         else:
-            lack = f"tested with {versions.tested_triple()}: other versions load kernels that do not match. "
-            yield Finding(row.name, row.version or "missing", lack + versions.INSTALL, fatal=True)
+            lack = f"tested with {row.tested}; other versions load kernels that do not match"
+            yield Finding(row.name, row.version or "missing", lack, fatal=True)
 
 
 def _libraries() -> Iterator[Finding]:
@@ -60,14 +60,14 @@ def _libraries() -> Iterator[Finding]:
         import torch
         import torch.distributed as dist
     except ImportError as error:
-        yield Finding("import torch", str(error), versions.INSTALL, fatal=True)
+        yield Finding("kernels", str(error), "nothing can be computed without torch", fatal=True)
         return
     try:
         import fbgemm_gpu  # noqa: F401
         import torchrec  # noqa: F401
     except (ImportError, OSError) as error:
         text = str(error).splitlines()[0]
-        lack = "fbgemm-gpu does not fit this torch (a CUDA build beside a CPU torch does this). " + versions.INSTALL
+        lack = "fbgemm-gpu does not fit this torch (a CUDA build beside a CPU torch does this)"
         yield Finding("kernels", text, lack, fatal=True)
     else:
         yield Finding("kernels", "torchrec and fbgemm-gpu load")
@@ -75,7 +75,7 @@ def _libraries() -> Iterator[Finding]:
     if gpus:
         yield Finding("device", f"{len(gpus)} GPU: {', '.join(sorted(set(gpus)))}")
     elif shutil.which("nvidia-smi"):
-        lack = f"this torch ({torch.__version__}) cannot use the GPU; training runs on the CPU. {versions.INSTALL}"
+        lack = f"this torch ({torch.__version__}) cannot use the GPU: training runs on the CPU"
         yield Finding("device", "cpu; a GPU is present", lack)
     else:
         yield Finding("device", "cpu (no GPU: row caches and models run on the CPU, slower on wide models)")

@@ -75,7 +75,9 @@ def cause(folder: Path, world_size: int, exit_codes: dict[int, int]) -> RankErro
 def _shown(failure: Failure, world_size: int) -> RankError:
     if failure.defect:
         return RankError(f"rank {failure.rank} failed. This is a defect of hetrain or of a model:\n{failure.text}", 1)
-    return RankError(failure.text if world_size == 1 else f"{failure.text}\n  (rank {failure.rank})", failure.exit_code)
+    same_everywhere = world_size == 1 or failure.exit_code == ConfigError.exit_code
+    where = "" if same_everywhere else f"\n  (rank {failure.rank})"
+    return RankError(failure.text + where, failure.exit_code)
 
 
 def _death(exit_code: int | None) -> str:

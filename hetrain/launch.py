@@ -13,11 +13,15 @@ from contextlib import contextmanager
 from multiprocessing import active_children, forkserver
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from hetrain import failures
 from hetrain.call import Call
 from hetrain.errors import ConfigError
 from hetrain.place import Place, joined
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOP_FILE = "stop"
@@ -77,7 +81,7 @@ def _local(call: Call, worker: Worker) -> int:
         return 128 + stopped[0] if stopped else 0
 
 
-def _settings(call: Call, nproc: int, folder: Path, start_method: str) -> "object":
+def _settings(call: Call, nproc: int, folder: Path, start_method: str) -> "LaunchConfig":
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 

@@ -63,7 +63,7 @@ def process_group(launch: LaunchConfig, place: Place) -> Iterator[tuple[Ranks, t
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend += ",cuda:nccl"
-    store = dist.HashStore() if place.world_size == 1 else None
+    store = dist.HashStore() if place.world_size == 1 else None  # type: ignore[attr-defined]
     dist.init_process_group(
         backend, rank=place.rank, world_size=place.world_size, store=store, timeout=timedelta(seconds=launch.timeout_s)
     )

@@ -9,7 +9,10 @@ from hetrain.errors import HetrainError
 PYTHON = (3, 11)
 TESTED = {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"}
 VARIANTS = {"fbgemm-gpu": ("fbgemm-gpu", "fbgemm-gpu-cpu")}  # the same library, built with and without CUDA
-INSTALL = "scripts/setup.sh installs the tested versions."
+INSTALL = (
+    "scripts/setup.sh installs the tested versions; by hand: pip install torch==2.13.0, then pip install --no-deps "
+    "torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 (fbgemm-gpu==1.8.0 with CUDA)."
+)
 
 
 @dataclass(frozen=True)
