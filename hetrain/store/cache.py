@@ -88,29 +88,30 @@ class Cache:
         `measure`: check rows even when no bound is set, so that observed staleness is exact.
         Raises ValueError when the batch needs more slots than there are.
         """
-        slots, new_rows, new_slots = self._slots_of(rows.numpy())
+        lookups = rows.numpy()
+        slots, new_rows, new_slots = self._slots_of(lookups)
         last = self._last_lookups(slots)
-        touched = slots[last]
-        held = touched[self._start[touched] >= 0]
-        pending = self._current[held] - self._start[held]
-        broken = breaks_own_bound(self._start[held], self._current[held], self.bound)
-        stale, valid = held[broken], held[~broken]
-        self._observe(pending[~broken])
-        checked = valid if measure or self.bound < UNBOUNDED else valid[:0]
-        request = self._take_pushes(stale)
-        request.fetch_rows = torch.from_numpy(np.concatenate([new_rows, self._row[stale]]))
-        request.check_rows = torch.from_numpy(self._row[checked])
-        request.check_clock = torch.from_numpy(self._current[checked])
+        distinct, touched = lookups[last], slots[last]
+        held = np.flatnonzero(self._start[touched] >= 0)
+        start, current = self._start[touched[held]], self._current[touched[held]]
+        broken = breaks_own_bound(start, current, self.bound)
+        stale, valid = held[broken], ~broken
+        self._observe((current - start)[valid])
+        checked = valid if measure or self.bound < UNBOUNDED else np.zeros_like(valid)
+        request = self._take_pushes(touched[stale])
+        request.fetch_rows = torch.from_numpy(np.concatenate([new_rows, distinct[stale]]))
+        request.check_rows = torch.from_numpy(distinct[held[checked]])
+        request.check_clock = torch.from_numpy(current[checked])
         return ReadPlan(
             slots=torch.from_numpy(slots),
-            rows=torch.from_numpy(self._row[touched]),
+            rows=torch.from_numpy(distinct),
             touched=touched,
             request=request,
-            fetch_slots=np.concatenate([new_slots, stale]),
-            check_slots=checked,
+            fetch_slots=np.concatenate([new_slots, touched[stale]]),
+            check_slots=touched[held[checked]],
             misses=len(new_rows),
             own_invalid=len(stale),
-            unchecked=len(valid) - len(checked),
+            unchecked=int(valid.sum() - checked.sum()),
         )
 
     def _slots_of(self, rows: Ints) -> tuple[Ints, Ints, Ints]:

@@ -54,8 +54,8 @@ class Request(Message):
 
     @staticmethod
     def empty(dim: int, state_width: int, device: torch.device | None = None) -> "Request":
-        """A request that asks for nothing."""
-        nothing = none(device)
+        """A request that asks for nothing; values on `device`, row numbers and clocks always on the CPU."""
+        nothing = none()
         value = torch.empty(0, dim, device=device)
         state = torch.empty(0, state_width, device=device)
         return Request(nothing, value, state, nothing, nothing, nothing, nothing, nothing)
@@ -63,7 +63,7 @@ class Request(Message):
     @staticmethod
     def fetch(rows: Tensor, dim: int, state_width: int) -> "Request":
         """A request for distinct `rows` [N] alone: what evaluation sends."""
-        request = Request.empty(dim, state_width, rows.device)
+        request = Request.empty(dim, state_width)
         request.fetch_rows = rows
         return request
 
@@ -72,7 +72,7 @@ class Request(Message):
         """The pushes of all `parts`, in order; nothing fetched or checked."""
         if len(parts) == 1:
             return parts[0]
-        nothing = none(parts[0].push_rows.device)
+        nothing = none()
         return Request(
             torch.cat([p.push_rows for p in parts]),
             torch.cat([p.push_value for p in parts]),

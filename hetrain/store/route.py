@@ -23,14 +23,14 @@ class Routed:
         if self.fetch_order is None or self.check_order is None:
             return replies[0]
         fetched = torch.argsort(torch.cat(self.fetch_order))
-        invalid = torch.cat([order[r.invalid] for order, r in zip(self.check_order, replies, strict=True)])
+        invalid = torch.cat([order[r.invalid.cpu()] for order, r in zip(self.check_order, replies, strict=True)])
         by_check = torch.argsort(invalid)
         parts = {f.name: torch.cat([getattr(r, f.name) for r in replies]) for f in fields(Reply)}
         parts["invalid"] = invalid
         for name, part in parts.items():
             order = by_check if name.startswith("invalid") else fetched
             if len(part) == len(order):  # the applied fields are empty unless auditing is on
-                parts[name] = part.index_select(0, order)
+                parts[name] = part.index_select(0, order.to(part.device))
         return Reply(**parts)
 
 
