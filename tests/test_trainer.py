@@ -74,7 +74,7 @@ def test_resumed_after_sigterm_equals_uninterrupted(cfg_of, mode, world_size):
         assert not summary["interrupted"]
         for key in ("steps", "examples", "auc", "logloss", "validation", "cache", "observed_staleness_max"):
             assert summary[key] == whole_summary[key], key
-        # not `ids` (bsp's pipeline had sent those of the batch after) nor `dense` (weights are made equal at each start)
+        # not `ids` (bsp had sent those of the batch after already) nor `dense` (weights are made equal at each start)
         for channel in ("rows_pull", "rows_push", "clocks", "pooled_fwd", "pooled_bwd"):
             assert summary["bytes"][channel] == whole_summary["bytes"][channel], channel
 
@@ -206,15 +206,14 @@ def test_keeps_the_last_checkpoints_and_stops_early_at_the_best(cfg_of):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_ranks_without_examples_keep_step(tmp_path, mode):
-    """161 examples to train on, one to validate and one to test with: the last steps of a rank are empty."""
-    cfg = config(tmp_path, mode, train__batch_size=30, train__epochs=1)
-    cfg.data.sample.rows = 163
-    cfg.data.split.train, cfg.data.split.validation, cfg.data.split.test = 161, 1, 1
-    for summary, _ in run_ranks(2, train, cfg):
-        assert summary["examples"] == 161
-        assert summary["steps"] == 3
-        assert summary["test"]["examples"] == 1
-        assert summary["auc"] is None
+    """61 examples on three ranks, 20, 20 and 21: the second step has one example. Two of three ranks can validate."""
+    cfg = config(tmp_path, mode, train__batch_size=20, train__epochs=1, telemetry__log_every=1)
+    cfg.data.sample.rows = 65
+    cfg.data.split.train, cfg.data.split.validation, cfg.data.split.test = 61, 2, 2
+    for summary, _ in run_ranks(3, train, cfg):
+        assert summary["examples"] == 61
+        assert summary["steps"] == 2
+        assert summary["test"]["examples"] == 2
         assert summary["logloss"] > 0
 
 
