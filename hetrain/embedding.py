@@ -197,7 +197,7 @@ class WidthGroup:
             rows = (values.view(len(lengths), -1) + self._first_rows.unsqueeze(1)).view(-1)
         else:
             rows = values + self._first_rows.repeat_interleave(torch.tensor(lengths))
-        return rows.cpu(), sparse.offsets()
+        return rows.cpu(), sparse.offsets().long()
 
 
 class StoreBags(nn.Module):
