@@ -76,7 +76,13 @@ class HetrainTrain:
         self._examples, self._runs, self._count = examples, runs, 0
         self._rate: float | None = None
         model = ["model=dcn", "model.cross=v1"] if cell.model == "dcn_v1" else [f"model={cell.model}"]
-        self._overrides = [f"data.path={data}", f"runs={runs}", *model, f"model.embedding_dim={cell.dim}"]
+        self._overrides = [
+            "data=criteo",
+            f"data.path={data}",
+            f"runs={runs}",
+            *model,
+            f"model.embedding_dim={cell.dim}",
+        ]
         self._overrides += [f"consistency={mode}", f"train.batch_size={cell.batch_size}"]
         self._overrides += ["launch.nproc=1", f"launch.threads={cell.threads}", *extra]
 
