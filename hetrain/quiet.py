@@ -3,6 +3,7 @@
 import logging
 import os
 import warnings
+from pathlib import Path
 
 NOISY = (
     "torch",
@@ -31,3 +32,10 @@ def quiet_third_parties() -> None:
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # we only read them
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger().addFilter(_keep)  # TorchRec logs on the root logger
+
+
+def _keep(record: logging.LogRecord) -> bool:
+    """Whether a record logged on the root logger may be shown."""
+    noisy = set(NOISY) & set(Path(record.pathname).parts)
+    return not noisy or record.levelno >= logging.ERROR
