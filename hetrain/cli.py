@@ -193,7 +193,9 @@ def named(cfg: "RunConfig", overrides: Sequence[str]) -> "RunConfig":
 def _prepare(cfg: "RunConfig") -> int:
     from hetrain.data.prepare import prepare
     from hetrain.data.sample import ensure_sample
+    from hetrain.quiet import show_our_own
 
+    show_our_own()
     if cfg.data.raw is None and cfg.data.name == "sample":
         ensure_sample(cfg.data)
         print(f"sample data set is at {cfg.data.path}")

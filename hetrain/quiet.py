@@ -1,4 +1,4 @@
-"""Keeps the import-time chatter of third parties off the user's screen. Our own warnings stay."""
+"""What reaches the user's screen: our own warnings, and none of the chatter of the libraries below us."""
 
 import logging
 import os
@@ -39,3 +39,13 @@ def _keep(record: logging.LogRecord) -> bool:
     """Whether a record logged on the root logger may be shown."""
     noisy = set(NOISY) & set(Path(record.pathname).parts)
     return not noisy or record.levelno >= logging.ERROR
+
+
+def show_our_own() -> None:
+    """Our own log lines go to stderr as the command's errors do."""
+    ours = logging.getLogger("hetrain")
+    if not ours.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("hetrain: %(message)s"))
+        ours.addHandler(handler)
+        ours.propagate = False

@@ -13,7 +13,7 @@ from hetrain.call import Call
 from hetrain.launch import STOP_FILE
 from hetrain.orphans import end_with_parent
 from hetrain.place import Place, joined
-from hetrain.quiet import quiet_third_parties
+from hetrain.quiet import quiet_third_parties, show_our_own
 
 
 def run_rank(path: str) -> None:
@@ -44,6 +44,7 @@ def perform(call: Call, place: Place) -> int:
     from hetrain.process import process_group
     from hetrain.versions import check_versions
 
+    show_our_own()
     check_versions()
     check_model(call.config.model)
     with process_group(call.config.launch, place) as (ranks, device):
