@@ -24,7 +24,7 @@ class SampleConfig:
     rows: int = 200_000
     dense: int = 13
     cardinalities: list[int] = field(default_factory=list)  # empty: 26 columns of a small Criteo
-    zipf: float = 1.2
+    zipf: float = 1.1
     base_rate: float = 0.25
     seed: int = 1
 
