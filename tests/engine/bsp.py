@@ -18,9 +18,10 @@ DENSE, DIM, SEED = 3, 8, 5
 TABLES = [
     Table("a", 31, DIM, ("a",), 0.1),
     Table("b", 7, DIM, ("b", "b2"), 0.1),
-    Table("c", 50, DIM, ("c",), 0.1),
+    Table("c", 50, 4, ("c",), 0.1),
 ]
 FEATURES = [f for t in TABLES for f in t.features]
+WIDTH = sum(t.dim for t in TABLES for _ in t.features)
 CPU = torch.device("cpu")
 
 
@@ -28,7 +29,7 @@ class Net(nn.Module):
     def __init__(self, bags):
         super().__init__()
         self.bags = bags
-        self.layers = nn.Sequential(nn.Linear(DENSE + DIM * len(FEATURES), 16), nn.ReLU(), nn.Linear(16, 1))
+        self.layers = nn.Sequential(nn.Linear(DENSE + WIDTH, 16), nn.ReLU(), nn.Linear(16, 1))
 
     def forward(self, dense, sparse):
         pooled = self.bags(sparse)

@@ -11,7 +11,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBat
 from hetrain.engine.replicated import ReplicatedTables
 from hetrain.errors import ConfigError
 from hetrain.telemetry import Traffic
-from tests.engine.bsp import DIM, FEATURES, TABLES, engine, global_batches, optimizer, part, train_plain
+from tests.engine.bsp import TABLES, WIDTH, engine, global_batches, optimizer, part, train_plain
 from tests.ranks import run_ranks
 
 # examples of rank 0 and rank 1 in each step: full, uneven, empty
@@ -105,10 +105,9 @@ def count(rank, world_size, kinds):
 def test_bytes_table_wise():
     # rank 0 holds a (1 feature) and c (1), rank 1 holds b (2 features); batches of 8 examples, one id a bag
     (step0, first0), (step1, first1) = run_ranks(2, count, KINDS["table_wise"])
-    for step, mine in ((step0, 2), (step1, 2)):
-        theirs = len(FEATURES) - mine
-        assert step["pooled_fwd"] == mine * 8 * DIM * 4  # the other rank's examples of my features
-        assert step["pooled_bwd"] == theirs * 8 * DIM * 4  # gradients of what I got
+    for step, mine in ((step0, 8 + 4), (step1, 8 + 8)):  # floats per example that this rank looks up
+        assert step["pooled_fwd"] == 8 * mine * 4  # for the other rank's examples
+        assert step["pooled_bwd"] == 8 * (WIDTH - mine) * 4  # gradients of what the other rank looked up
         assert step["ids"] == 0  # both batches' ids went with the first step's prefetch
     # sizes: lengths, values and stride, int64; then lengths and ids of the other rank's 2 features, twice
     for first in (first0, first1):
@@ -118,13 +117,12 @@ def test_bytes_table_wise():
 def test_bytes_row_wise_forward_is_a_true_reduce_scatter():
     (step0, _), (step1, _) = run_ranks(2, count, KINDS["row_wise"])
     for step in (step0, step1):
-        assert step["pooled_fwd"] == len(FEATURES) * 8 * DIM * 4
-        assert step["pooled_bwd"] == len(FEATURES) * 8 * DIM * 4
+        assert step["pooled_fwd"] == step["pooled_bwd"] == 8 * WIDTH * 4
 
 
 def test_bytes_of_replicated_tables_are_dense_gradients():
     (step, _), _ = run_ranks(2, count, KINDS["data_parallel"])
-    elements = sum(t.rows * t.dim for t in TABLES) + (3 + DIM * 4) * 16 + 16 + 16 + 1
+    elements = sum(t.rows * t.dim for t in TABLES) + (3 + WIDTH) * 16 + 16 + 16 + 1
     assert step["dense"] == elements * 4  # 2 (W - 1) / W
     assert step["pooled_fwd"] == step["pooled_bwd"] == step["ids"] == 0
 
