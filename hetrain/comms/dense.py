@@ -87,7 +87,7 @@ def wrap_dense(module: nn.Module, reducer: DenseReducer, ignore: Iterable[str] =
     ignored = set(ignore)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, list(ignored))
     wrapped = DistributedDataParallel(
-        module, process_group=reducer._group, broadcast_buffers=False, gradient_as_bucket_view=True
+        module, process_group=reducer._group, forward_sync_buffers=False, gradient_as_bucket_view=True
     )
     sent = [p for n, p in [*module.named_parameters(), *module.named_buffers()] if n not in ignored]
     reducer.count_broadcast(sum(p.numel() * p.element_size() for p in sent))
