@@ -2,7 +2,7 @@
 # Makes .venv with the tested versions: the CUDA build where nvidia-smi is, else the CPU build. Quick the second time.
 # Usage: scripts/setup.sh [dev]    dev: also what tests, lint and types need
 # Settings: HETRAIN_VENV (folder, default .venv), HETRAIN_PYTHON (default: the newest of 3.11, 3.12, 3.13 found),
-#           HETRAIN_BUILD=cpu|cuda
+#           HETRAIN_BUILD=cpu|cuda, HETRAIN_TORCH_INDEX (where to take torch from; default: pip's own index)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -53,13 +53,12 @@ say() { echo "setup: $*"; }
 say "torch $TORCH ($BUILD)"
 KERNELS="fbgemm-gpu==$FBGEMM"
 if [ "$BUILD" = cpu ]; then
-    # PyPI's Linux wheel of torch brings CUDA's libraries (3 GB) along; torch's own index has the CPU build. Where that
-    # index cannot be reached, PyPI's wheel does too: without a GPU it computes on the CPU.
     KERNELS="fbgemm-gpu-cpu==$FBGEMM"
-    if ! "$VENV/bin/python" -c "import torch; assert torch.__version__.startswith('$TORCH')" 2>/dev/null; then
-        pip install --no-deps "torch==$TORCH" --index-url https://download.pytorch.org/whl/cpu --retries 1 --timeout 30 ||
-            pip install "torch==$TORCH"
-    fi
+fi
+# PyPI's Linux wheel of torch may bring CUDA's libraries (3 GB) along and computes on the CPU all the same; an index of
+# CPU builds saves that download.
+if [ -n "${HETRAIN_TORCH_INDEX:-}" ]; then
+    pip install "torch==$TORCH" --index-url "$HETRAIN_TORCH_INDEX"
 else
     pip install "torch==$TORCH"
 fi
