@@ -26,6 +26,7 @@ T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # two-sided Student t by degre
 GENERATED = [
     "data=sample",
     "data.sample.rows=1600000",
+    "data.sample.zipf=1.2",
     "data.split.train=1000000",
     "data.split.validation=100000",
     "data.split.test=500000",
