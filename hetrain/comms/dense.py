@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
+from hetrain.errors import TrainingError
 from hetrain.telemetry import Traffic
 
 
@@ -61,9 +62,15 @@ class DenseReducer:
 
     def _wait(self) -> None:
         start = time.perf_counter()
-        for future in self._in_flight:
-            future.wait()
-        self._in_flight.clear()
+        in_flight, self._in_flight = self._in_flight, []
+        try:
+            for future in in_flight:
+                future.wait()
+        except RuntimeError as error:
+            raise TrainingError(
+                f"another rank stopped answering while dense gradients were summed ({error}). The first error in the "
+                "other ranks' output is the cause; raise launch.timeout_s if a rank is only slow."
+            ) from error
         self._waited_s += time.perf_counter() - start
 
 

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from hetrain.comms.dense import DenseReducer, wrap_dense
 from hetrain.engine.loss import loss_share
+from hetrain.errors import TrainingError
 from hetrain.telemetry import Traffic
 from tests.ranks import run_ranks
 
@@ -57,6 +59,20 @@ def test_sum_over_ranks_with_uneven_and_empty_batches() -> None:
         assert all(w > 0 for w in result["waits"])
     for first, second in zip(ranks[0]["weights"], ranks[1]["weights"], strict=True):
         assert (first == second).all()
+
+
+def _deserted(rank: int, world_size: int) -> str:
+    model = wrap_dense(_model(), DenseReducer(Traffic()))
+    if rank == 1:
+        return ""
+    x, _ = _data()
+    with pytest.raises(TrainingError) as error:
+        model(x).sum().backward()
+    return str(error.value)
+
+
+def test_a_rank_that_left_is_an_error_with_advice() -> None:
+    assert "launch.timeout_s" in run_ranks(2, _deserted)[0]
 
 
 def test_one_rank_is_left_alone() -> None:
