@@ -85,6 +85,12 @@ def test_bounds_hold_and_nothing_is_lost(staleness: float, optimizer: str) -> No
     assert max(r["report"]["missed_updates_max"] for r in ranks) > 0
 
 
+def test_an_empty_cache_misses_no_update() -> None:
+    for rank in run_ranks(2, _train, "adagrad", {"capacity": 0, "audit_every": 1}, False):
+        assert rank["report"]["missed_updates_max"] == 0
+        assert rank["report"]["observed_staleness_max"] == 0
+
+
 def _looking(rank: int, world_size: int, capacity: float, look: bool) -> dict[str, Any]:
     traffic = Traffic()
     engine = make_engine(world_size, "adagrad", capacity=capacity, staleness=2, traffic=traffic)
