@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hetrain import checkpoint, run_folder
+from hetrain import checkpoint
 from hetrain.config import RunConfig
-from hetrain.console import screen
+from hetrain.config.schema_keys import flatten
 from hetrain.data.reader import Reader
 from hetrain.data.sample import ensure_sample
 from hetrain.data.schema import DatasetSchema, load_schema
@@ -28,8 +28,11 @@ from hetrain.optim import Schedule, dense_optimizer, row_optimizer
 from hetrain.planner.torchrec_planner import plan_of, sharding_plan, store_plan
 from hetrain.ranks import Ranks
 from hetrain.tables import Table
-from hetrain.telemetry import RunLog, Traffic, flatten
+from hetrain.telemetry import Traffic
+from hetrain.telemetry.console import screen
+from hetrain.telemetry.run_log import RunLog
 from hetrain.trainer import Setup, Trainer
+from hetrain.training import run_folder
 
 OUT_FORMATS = (".parquet", ".csv")
 

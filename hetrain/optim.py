@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hetrain.config import DenseOptimizerConfig, RowOptimizerConfig, ScheduleConfig
+from hetrain.config.checks import DENSE_OPTIMIZERS
 from hetrain.errors import ConfigError
 
 ROW_OPTIMIZERS = {"sgd": "EXACT_SGD", "adagrad": "EXACT_ADAGRAD", "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD"}
-DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
 DECAYS = ("none", "linear", "cosine")
 
 

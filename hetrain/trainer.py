@@ -11,18 +11,20 @@ from typing import Any
 
 import torch
 
-from hetrain import checkpoint, summary
+from hetrain import checkpoint
 from hetrain.checkpoint import Loaded
 from hetrain.config import CheckpointConfig, TrainConfig
 from hetrain.data.batch import Batch
 from hetrain.data.reader import Reader
 from hetrain.engine import Engine
 from hetrain.evaluate import Metrics, compute_metrics, evaluate
-from hetrain.guard import Guard
-from hetrain.meter import Meter
 from hetrain.ranks import Ranks
-from hetrain.signals import StopSignal
-from hetrain.telemetry import RunLog, Traffic
+from hetrain.telemetry import Traffic
+from hetrain.telemetry.run_log import RunLog
+from hetrain.training import summary
+from hetrain.training.loss_guard import Guard
+from hetrain.training.meter import Meter
+from hetrain.training.stop_signal import StopSignal
 
 
 @dataclass

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrain.config import DenseOptimizerConfig, RowOptimizerConfig, ScheduleConfig
+from hetrain.config.checks import DENSE_OPTIMIZERS
 from hetrain.errors import ConfigError
-from hetrain.optim import DENSE_OPTIMIZERS, ROW_OPTIMIZERS, RowOptimizer, Schedule, dense_optimizer, row_optimizer
+from hetrain.optim import ROW_OPTIMIZERS, RowOptimizer, Schedule, dense_optimizer, row_optimizer
 from tests.conftest import ROOT
 
 ROWS, STEPS = 20, 12

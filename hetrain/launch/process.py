@@ -11,26 +11,32 @@ import torch.distributed as dist
 
 from hetrain.config import LaunchConfig
 from hetrain.errors import ConfigError
-from hetrain.place import Place
+from hetrain.launch.rank_environment import RankEnvironment
 from hetrain.ranks import Ranks
 
 
-def device_of(launch: LaunchConfig, place: Place) -> torch.device:
+def no_cuda_device() -> ConfigError:
+    """The error of launch.device=cuda on a machine that cannot."""
+    return ConfigError(
+        "launch.device=cuda: PyTorch sees no CUDA device here.\n"
+        "  Set launch.device=cpu, or install the CUDA build (see `hetrain doctor`)."
+    )
+
+
+def device_of(launch: LaunchConfig, environment: RankEnvironment) -> torch.device:
     """The device this process computes on; ConfigError when the one asked for is not there."""
     gpus = torch.cuda.device_count() if launch.device != "cpu" else 0
     if launch.device == "cuda" and gpus == 0:
-        raise ConfigError(
-            "launch.device=cuda: PyTorch sees no CUDA device here.\n"
-            "  Set launch.device=cpu, or install the CUDA build (see `hetrain doctor`)."
-        )
+        raise no_cuda_device()
     if gpus == 0:
         return torch.device("cpu")
-    if place.local_world_size > gpus:
+    nproc = environment.local_world_size
+    if nproc > gpus:
         raise ConfigError(
-            f"launch.nproc={place.local_world_size}: this machine has {gpus} GPU(s) and each process needs its own.\n"
+            f"launch.nproc={nproc}: this machine has {gpus} GPU(s) and each process needs its own.\n"
             f"  Set launch.nproc={gpus} or launch.device=cpu."
         )
-    return torch.device("cuda", place.local_rank)
+    return torch.device("cuda", environment.local_rank)
 
 
 def cores() -> int:
@@ -43,9 +49,9 @@ def threads_of(launch: LaunchConfig, local_world_size: int) -> int:
     return launch.threads or max(1, cores() // local_world_size)
 
 
-def use_loopback(place: Place) -> None:
+def use_loopback(environment: RankEnvironment) -> None:
     """Talk over the loopback interface when all ranks are here: a host name that does not resolve then does no harm."""
-    if place.world_size != place.local_world_size:
+    if environment.world_size != environment.local_world_size:
         return
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if loopback:
@@ -53,21 +59,25 @@ def use_loopback(place: Place) -> None:
 
 
 @contextmanager
-def process_group(launch: LaunchConfig, place: Place) -> Iterator[tuple[Ranks, torch.device]]:
+def process_group(launch: LaunchConfig, environment: RankEnvironment) -> Iterator[tuple[Ranks, torch.device]]:
     """Join the other ranks: gloo for CPU tensors, NCCL as well on GPUs. A run of one process has a group of one."""
-    device = device_of(launch, place)
-    torch.set_num_threads(threads_of(launch, place.local_world_size))
-    use_loopback(place)
-    os.environ.update(place.variables())
+    device = device_of(launch, environment)
+    torch.set_num_threads(threads_of(launch, environment.local_world_size))
+    use_loopback(environment)
+    os.environ.update(environment.variables())
     backend = "cpu:gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend += ",cuda:nccl"
-    store = dist.HashStore() if place.world_size == 1 else None  # type: ignore[attr-defined]
+    store = dist.HashStore() if environment.world_size == 1 else None  # type: ignore[attr-defined]
     dist.init_process_group(
-        backend, rank=place.rank, world_size=place.world_size, store=store, timeout=timedelta(seconds=launch.timeout_s)
+        backend,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        store=store,
+        timeout=timedelta(seconds=launch.timeout_s),
     )
     try:
-        yield Ranks(place.rank, place.world_size, dist.group.WORLD), device
+        yield Ranks(environment.rank, environment.world_size, dist.group.WORLD), device
     finally:
         dist.destroy_process_group()

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from hetrain import failures
 from hetrain.errors import ConfigError, DataError, TrainingError
-from hetrain.place import Place, first_host, joined
-from tests.fake_workers import FOLDER
+from hetrain.launch import failures
+from hetrain.launch.rank_environment import RankEnvironment, first_host, read_environment
+from tests.launch.fake_workers import FOLDER
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
 def start(worker: str, folder: Path, nproc: int = 2) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tests.fake_workers", worker, str(nproc)]
+    command = [sys.executable, "-m", "tests.launch.fake_workers", worker, str(nproc)]
     env = {**os.environ, FOLDER: str(folder)}
     return subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -110,23 +110,23 @@ def test_two_launches_share_a_machine(tmp_path: Path) -> None:
     assert [finish(process) for process in processes] == [(0, ""), (0, "")]
 
 
-def test_place_from_torchrun() -> None:
+def test_environment_from_torchrun() -> None:
     env = {**TORCHRUN, "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
-    assert joined(env) == Place(3, 4, 1, 2, "node1", 29500)
+    assert read_environment(env) == RankEnvironment(3, 4, 1, 2, "node1", 29500)
     with pytest.raises(ConfigError, match="MASTER_ADDR and MASTER_PORT are not"):
-        joined(TORCHRUN)
+        read_environment(TORCHRUN)
 
 
-def test_place_from_slurm() -> None:
+def test_environment_from_slurm() -> None:
     env = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NODELIST": "n[03-04,7],gpu1"}
     env |= {"SLURM_JOB_ID": "123", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_NODEID": "1"}
-    assert joined(env) == Place(5, 8, 1, 4, "n03", 20_123)
+    assert read_environment(env) == RankEnvironment(5, 8, 1, 4, "n03", 20_123)
 
 
 def test_slurm_with_one_task_or_none_starts_local_processes() -> None:
-    assert joined({"SLURM_NTASKS": "8"}) is None  # inside salloc, not srun
-    assert joined({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None
-    assert joined({}) is None
+    assert read_environment({"SLURM_NTASKS": "8"}) is None  # inside salloc, not srun
+    assert read_environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None
+    assert read_environment({}) is None
 
 
 @pytest.mark.parametrize(

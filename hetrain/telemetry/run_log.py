@@ -1,45 +1,10 @@
-"""What a run tells: bytes per channel, metrics.jsonl, TensorBoard."""
+"""What a run leaves and shows while it goes on: metrics.jsonl, TensorBoard, the screen."""
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
-
-CHANNELS = ("ids", "rows_pull", "rows_push", "clocks", "pooled_fwd", "pooled_bwd", "dense", "audit")
-
-
-def _no_bytes() -> dict[str, int]:
-    return dict.fromkeys(CHANNELS, 0)
-
-
-@dataclass
-class Traffic:
-    """Payload bytes this rank sent, each on exactly one channel: what it was sent for."""
-
-    bytes: dict[str, int] = field(default_factory=_no_bytes)
-    aside: dict[str, int] = field(default_factory=_no_bytes)  # by evaluation and checkpoints, not by training
-    _looking: bool = False
-
-    def add(self, channel: str, nbytes: int) -> None:
-        """Count `nbytes` on `channel`; KeyError for a channel that does not exist."""
-        (self.aside if self._looking else self.bytes)[channel] += nbytes
-
-    @property
-    def total(self) -> int:
-        """Bytes of training on all channels."""
-        return sum(self.bytes.values())
-
-    @contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """Count what is sent inside as `aside`, so that looking more often does not look like more traffic."""
-        before, self._looking = self._looking, True
-        try:
-            yield
-        finally:
-            self._looking = before
 
 
 class Screen(Protocol):
@@ -133,14 +98,3 @@ def _step_of(line: str) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
-
-
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings with dotted keys, as they are written on the command line."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + str(key)] = value
-    return flat

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from hetrain.config import RunConfig
+from hetrain.config.schema import RunConfig
 from hetrain.errors import ConfigError
 
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from hetrain import checkpoint
-from hetrain.compose import from_yaml, to_yaml
 from hetrain.config import RunConfig
+from hetrain.config.compose import from_yaml, to_yaml
+from hetrain.config.schema_keys import flatten
 from hetrain.errors import CheckpointError, ConfigError
-from hetrain.telemetry import flatten
 
 CONFIG, PLAN, SUMMARY, CHECKPOINTS = "config.yaml", "plan.json", "summary.json", "checkpoints"
 # What may change when a run goes on: its length, how it is watched and where it runs. Weights do not depend on these.

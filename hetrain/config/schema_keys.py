@@ -4,10 +4,11 @@ import dataclasses
 import difflib
 import types
 import typing
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from hetrain.config import RunConfig
+from hetrain.config.schema import RunConfig
 from hetrain.errors import ConfigError
 
 OPEN = "model"  # its keys are the keyword arguments of the model's class
@@ -29,6 +30,17 @@ def _walk(schema: Any, prefix: str, found: dict[str, Any]) -> None:
         found[prefix + field.name] = kind
         if dataclasses.is_dataclass(kind):
             _walk(kind, f"{prefix}{field.name}.", found)
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings with dotted keys, as they are written on the command line."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + str(key)] = value
+    return flat
 
 
 def is_section(key: str) -> bool:

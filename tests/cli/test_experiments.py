@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hetrain.compose import config_folders, group_options
+from hetrain.config.compose import config_folders, group_options
 
 COSTS = ("data.sample.rows=4000", "data.path=sample", "train.batch_size=64", "train.max_steps=2", "launch.nproc=1")
 

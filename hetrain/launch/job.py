@@ -1,16 +1,16 @@
-"""What a process is asked to do: a verb and the resolved config, written to a file for the workers."""
+"""What the processes of a run are asked to do: a verb and the resolved config, written to a file for the workers."""
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetrain.compose import from_yaml, to_yaml
 from hetrain.config import RunConfig
+from hetrain.config.compose import from_yaml, to_yaml
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of a verb. `options` are the verb's own keys (run, checkpoint, split, out of eval and predict)."""
+class Job:
+    """One verb to perform. `options` are the verb's own keys (run, checkpoint, split, out of eval and predict)."""
 
     verb: str
     config: RunConfig
@@ -22,7 +22,7 @@ class Call:
         path.write_text(json.dumps(text))
 
     @staticmethod
-    def read(path: Path) -> "Call":
-        """The call in `path`."""
+    def read(path: Path) -> "Job":
+        """The job in `path`."""
         text = json.loads(path.read_text())
-        return Call(text["verb"], from_yaml(text["config"]), text["options"])
+        return Job(text["verb"], from_yaml(text["config"]), text["options"])

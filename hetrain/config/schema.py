@@ -1,6 +1,6 @@
-"""Structured schemas of every config group: keys, types, defaults and checks across keys.
+"""Structured schemas of every config group: keys, types and defaults.
 
-Hydra composes the YAML files of ``configs/``; ``resolve`` merges the result into these classes, so
+Hydra composes the YAML files of ``configs/``; ``compose`` merges the result into these classes, so
 that a misspelt key or a wrong type is one ConfigError. Nothing here imports torch.
 """
 

@@ -1,6 +1,6 @@
-"""Workers that fail or wait in the ways real ones do, for the launcher's tests. Run as `python -m tests.fake_workers`.
+"""Workers that fail or wait in the ways real ones do, for the launcher's tests.
 
-Usage: python -m tests.fake_workers WORKER NPROC [FOLDER]
+Usage: python -m tests.launch.fake_workers WORKER NPROC [FOLDER]
 """
 
 import os
@@ -9,31 +9,31 @@ import sys
 import time
 from pathlib import Path
 
-from hetrain import failures
-from hetrain.call import Call
 from hetrain.config import RunConfig
 from hetrain.errors import DataError, HetrainError
-from hetrain.launch import launch
-from hetrain.orphans import end_with_parent
-from hetrain.place import joined
-from hetrain.process import process_group
+from hetrain.launch import failures
+from hetrain.launch.job import Job
+from hetrain.launch.orphans import end_with_parent
+from hetrain.launch.process import process_group
+from hetrain.launch.rank_environment import read_environment
+from hetrain.launch.start import launch
 
 FOLDER = "HETRAIN_TEST_FOLDER"
 MODEL = {"_target_": "hetrain.models.WDL", "embedding_dim": 16}
 
 
 def _as_rank(path: str, work):  # type: ignore[no-untyped-def]
-    """What hetrain.worker.run_rank does around the work."""
+    """What hetrain.launch.worker.run_rank does around the work."""
     end_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    place = joined(os.environ)
-    assert place is not None
+    environment = read_environment(os.environ)
+    assert environment is not None
     try:
-        with process_group(Call.read(Path(path)).config.launch, place):
-            work(place.rank)
+        with process_group(Job.read(Path(path)).config.launch, environment):
+            work(environment.rank)
     except Exception as error:  # noqa: BLE001
-        failure = failures.describe(place.rank, error)
+        failure = failures.describe(environment.rank, error)
         failures.leave(Path(path).parent, failure)
         sys.exit(failure.exit_code)
 
@@ -98,13 +98,19 @@ def main() -> None:
     config.launch.nproc = nproc
     config.launch.device = "cpu"
     try:
-        sys.exit(launch(Call("train", config), lambda call, place: 0, getattr(sys.modules["tests.fake_workers"], name)))
+        sys.exit(
+            launch(
+                Job("train", config),
+                lambda job, environment: 0,
+                getattr(sys.modules["tests.launch.fake_workers"], name),
+            )
+        )
     except HetrainError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":
-    import tests.fake_workers
+    import tests.launch.fake_workers
 
-    tests.fake_workers.main()
+    tests.launch.fake_workers.main()

@@ -15,10 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from hetrain import failures
-from hetrain.call import Call
-from hetrain.errors import ConfigError
-from hetrain.place import Place, joined
+from hetrain.launch import failures
+from hetrain.launch.job import Job
+from hetrain.launch.rank_environment import RankEnvironment, read_environment
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -27,47 +26,47 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOP_FILE = "stop"
 SHUTDOWN_S = 30  # for the other ranks to end after one failed
 
-Perform = Callable[[Call, Place], int]  # does the call on this rank; returns a signal number when one stopped it, or 0
-Worker = Callable[[str], None]  # reads the call from the file at this path and performs it
+# Does the job on this rank; returns the number of the signal that stopped it, or 0.
+Perform = Callable[[Job, RankEnvironment], int]
+Worker = Callable[[str], None]  # reads the job from the file at this path and performs it
 
 
-def launch(call: Call, perform: Perform, worker: Worker, own_process: bool = False) -> int:
-    """Do `call` on all its processes and return the exit code: 0, or 128 + the signal that stopped it.
+def launch(job: Job, perform: Perform, worker: Worker, own_process: bool = False) -> int:
+    """Do `job` on all its processes and return the exit code: 0, or 128 + the signal that stopped it.
 
     own_process: start a process even for one rank, so that a failed job leaves nothing behind (sweeps).
     Raises RankError with the failing rank's own error.
     """
-    place = joined(os.environ)
-    if place is not None:
-        return _here(call, place, perform)
-    if call.config.launch.nproc != 1 or own_process:
-        return _local(call, worker)
-    return _here(call, Place(), perform)
+    environment = read_environment(os.environ)
+    if environment is not None:
+        return _here(job, environment, perform)
+    if job.config.launch.nproc != 1 or own_process:
+        return _local(job, worker)
+    return _here(job, RankEnvironment(), perform)
 
 
-def _here(call: Call, place: Place, perform: Perform) -> int:
-    stopped = perform(call, place)
+def _here(job: Job, environment: RankEnvironment, perform: Perform) -> int:
+    stopped = perform(job, environment)
     return 128 + stopped if stopped else 0
 
 
-def _local(call: Call, worker: Worker) -> int:
-    cpu = call.config.launch.device == "cpu" or not Path("/dev/nvidiactl").exists()
+def _local(job: Job, worker: Worker) -> int:
+    cpu = job.config.launch.device == "cpu" or not Path("/dev/nvidiactl").exists()
     if cpu:  # a forked process cannot use a CUDA library that its parent has touched
         _start_server()
     import torch
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
-    nproc = call.config.launch.nproc or (0 if cpu else torch.cuda.device_count()) or 2
-    if call.config.launch.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "launch.device=cuda: PyTorch sees no CUDA device here.\n"
-            "  Set launch.device=cpu, or install the CUDA build (see `hetrain doctor`)."
-        )
+    from hetrain.launch.process import no_cuda_device
+
+    nproc = job.config.launch.nproc or (0 if cpu else torch.cuda.device_count()) or 2
+    if job.config.launch.device == "cuda" and not torch.cuda.is_available():
+        raise no_cuda_device()
     with tempfile.TemporaryDirectory(prefix="hetrain-") as name, _stop_forwarded(Path(name)) as stopped:
-        path = Path(name) / "call.json"
-        call.write(path)
-        settings = _settings(call, nproc, Path(name), "forkserver" if cpu else "spawn")
+        path = Path(name) / "job.json"
+        job.write(path)
+        settings = _settings(job, nproc, Path(name), "forkserver" if cpu else "spawn")
         logging.disable(logging.CRITICAL)  # the failing rank's own error is shown in place of the launcher's reports
         try:
             elastic_launch(settings, worker)(str(path))
@@ -81,7 +80,7 @@ def _local(call: Call, worker: Worker) -> int:
         return 128 + stopped[0] if stopped else 0
 
 
-def _settings(call: Call, nproc: int, folder: Path, start_method: str) -> "LaunchConfig":
+def _settings(job: Job, nproc: int, folder: Path, start_method: str) -> "LaunchConfig":
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -93,7 +92,7 @@ def _settings(call: Call, nproc: int, folder: Path, start_method: str) -> "Launc
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",  # any free port: several runs share a machine
         local_addr="127.0.0.1",  # the host's name may not resolve
-        max_restarts=call.config.launch.max_restarts,
+        max_restarts=job.config.launch.max_restarts,
         start_method=start_method,
         signals_to_handle="SIGUSR2",  # its handlers kill workers after 30 s; ours let them save
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "elastic")),
@@ -103,7 +102,7 @@ def _settings(call: Call, nproc: int, folder: Path, start_method: str) -> "Launc
 
 def _start_server() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    forkserver.set_forkserver_preload(["hetrain.preload"])
+    forkserver.set_forkserver_preload(["hetrain.launch.preload"])
     forkserver.ensure_running()
 
 

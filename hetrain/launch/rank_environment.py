@@ -8,7 +8,7 @@ from hetrain.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Place:
+class RankEnvironment:
     """One process among those of a run; `local` counts the processes of this machine."""
 
     rank: int = 0
@@ -30,8 +30,8 @@ class Place:
         }
 
 
-def joined(env: Mapping[str, str]) -> Place | None:
-    """The place that torchrun or Slurm gave this process; None when nobody else started the run's processes."""
+def read_environment(env: Mapping[str, str]) -> RankEnvironment | None:
+    """What torchrun or Slurm gave this process; None when nobody else started the run's processes."""
     if "RANK" in env and "WORLD_SIZE" in env:
         return _torchrun(env)
     if "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
@@ -39,7 +39,7 @@ def joined(env: Mapping[str, str]) -> Place | None:
     return None
 
 
-def _torchrun(env: Mapping[str, str]) -> Place:
+def _torchrun(env: Mapping[str, str]) -> RankEnvironment:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
     if missing:
         raise ConfigError(
@@ -47,7 +47,7 @@ def _torchrun(env: Mapping[str, str]) -> Place:
             "  Start with torchrun, or unset RANK and WORLD_SIZE to let hetrain start its own processes."
         )
     world_size = int(env["WORLD_SIZE"])
-    return Place(
+    return RankEnvironment(
         int(env["RANK"]),
         world_size,
         int(env.get("LOCAL_RANK", env["RANK"])),
@@ -57,10 +57,10 @@ def _torchrun(env: Mapping[str, str]) -> Place:
     )
 
 
-def _slurm(env: Mapping[str, str]) -> Place:
+def _slurm(env: Mapping[str, str]) -> RankEnvironment:
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST") or env.get("SLURM_JOB_NODELIST", "127.0.0.1")
     tasks = int(env["SLURM_NTASKS"])
-    return Place(
+    return RankEnvironment(
         int(env["SLURM_PROCID"]),
         tasks,
         int(env.get("SLURM_LOCALID", "0")),

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetrain.checks import check
-from hetrain.config import RunConfig
+from hetrain.config.checks import check
+from hetrain.config.schema import RunConfig
+from hetrain.config.schema_keys import OPEN, check_key, expected, is_section, schema_keys
 from hetrain.errors import ConfigError
-from hetrain.keys import OPEN, check_key, expected, is_section, schema_keys
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -23,7 +23,7 @@ EXPERIMENT = "experiment"
 
 def shipped_configs() -> Path:
     """The folder of our own configs: beside the package in a checkout, inside it in a wheel."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parent.parent
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "config.yaml").is_file():
             return folder

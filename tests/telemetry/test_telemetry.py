@@ -1,20 +1,14 @@
 import io
 import json
 import math
-import os
-import signal
 
 import pytest
-import torch
 from rich.console import Console
 
-from hetrain import summary
-from hetrain.console import BarScreen, PlainScreen, screen
-from hetrain.engine import StepOutput
-from hetrain.meter import AUC_EXAMPLES, Meter
-from hetrain.ranks import Ranks
-from hetrain.signals import StopSignal
-from hetrain.telemetry import CHANNELS, RunLog, Traffic, flatten
+from hetrain.config.schema_keys import flatten
+from hetrain.telemetry import CHANNELS, Traffic
+from hetrain.telemetry.console import BarScreen, PlainScreen, screen
+from hetrain.telemetry.run_log import RunLog
 
 FIGURES = {"loss": 0.5, "auc": 0.7, "examples_per_s": 1234.5, "wait_data_share": 0.1, "wait_comm_share": 0.25}
 
@@ -82,49 +76,3 @@ def test_the_log_is_json_and_other_ranks_write_nothing(tmp_path):
     log.close()
     assert not list(other.iterdir())
     assert silent.file.getvalue() == ""
-
-
-def output(n, loss=1.0):
-    return StepOutput(torch.tensor(loss), torch.randn(n), (torch.arange(n) % 2).float(), n, n, 0.01)
-
-
-def test_the_meter_counts_since_the_last_log_and_its_window_is_bounded():
-    meter = Meter(Ranks())
-    for _ in range(20):
-        meter.add(output(4_000, loss=2_000.0))
-    values = meter.values(train_s=2.0, wait_data_s=0.5)
-    assert values["loss"] == 0.5
-    assert values["examples_per_s"] == 40_000
-    assert values["wait_data_share"] == 0.25
-    assert values["wait_comm_share"] == pytest.approx(0.1)
-    assert AUC_EXAMPLES <= meter._scored < AUC_EXAMPLES + 4_000
-    meter.add(output(4_000, loss=8_000.0))
-    assert meter.values(train_s=3.0, wait_data_s=0.5)["loss"] == 2.0
-    meter.add(output(0))
-    assert meter.values(train_s=4.0, wait_data_s=0.5)["examples_per_s"] == 0
-
-
-def test_a_signal_is_caught_once_and_handlers_come_back():
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with StopSignal(Ranks()) as stop:
-        assert stop.agreed() is None
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.agreed() is signal.SIGINT
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-
-
-def test_reports_of_ranks_are_added_or_maximised():
-    merged = summary.merge(
-        [
-            {"cache": {"hits": 2, "misses": 1}, "observed_staleness_max": 3, "missed_updates_max": None, "kind": "a"},
-            {"cache": {"hits": 5, "misses": 0}, "observed_staleness_max": 1, "missed_updates_max": None, "kind": "a"},
-        ]
-    )
-    assert merged == {
-        "cache": {"hits": 7, "misses": 1},
-        "observed_staleness_max": 3,
-        "missed_updates_max": None,
-        "kind": "a",
-    }

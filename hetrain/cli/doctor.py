@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetrain import versions
+from hetrain.launch import versions
 
 GIB = 1 << 30
 LOW_MEMORY_GIB = 4
@@ -53,7 +53,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _libraries() -> Iterator[Finding]:
-    from hetrain.quiet import quiet_third_parties
+    from hetrain.launch.quiet import quiet_third_parties
 
     quiet_third_parties()
     try:

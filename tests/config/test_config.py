@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from hetrain.compose import chosen_experiment, compose, config_folders, expand, from_yaml, group_options, to_yaml
 from hetrain.config import RunConfig
+from hetrain.config.compose import chosen_experiment, compose, config_folders, expand, from_yaml, group_options, to_yaml
+from hetrain.config.model_target import check_model
+from hetrain.config.schema_keys import schema_keys
 from hetrain.errors import ConfigError
-from hetrain.keys import schema_keys
-from hetrain.model_target import check_model
 
 
 def composed(*overrides: str, user: Path | None = None) -> RunConfig:
@@ -149,7 +149,7 @@ def test_all_findings_come_in_one_message() -> None:
 
 
 def test_every_key_has_a_type_in_words() -> None:
-    from hetrain.keys import expected
+    from hetrain.config.schema_keys import expected
 
     unknown = [key for key in schema_keys() if key != "model" and expected(key) == "another value"]
     assert unknown == []

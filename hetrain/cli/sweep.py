@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hetrain.call import Call
-from hetrain.compose import compose, expand
 from hetrain.config import RunConfig
+from hetrain.config.compose import compose, expand
 from hetrain.errors import ConfigError, HetrainError
-from hetrain.launch import launch
-from hetrain.place import joined
-from hetrain.quiet import quiet_third_parties
-from hetrain.versions import check_versions
-from hetrain.worker import perform, run_rank
+from hetrain.launch.job import Job
+from hetrain.launch.quiet import quiet_third_parties
+from hetrain.launch.rank_environment import read_environment
+from hetrain.launch.start import launch
+from hetrain.launch.versions import check_versions
+from hetrain.launch.worker import perform, run_rank
 
 FIGURES = ("auc", "logloss", "examples/s", "bytes", "hit rate", "staleness")
 
@@ -40,7 +40,7 @@ def run(verb: str, overrides: Sequence[str], folders: Sequence[Path]) -> int:
     """
     import os
 
-    if joined(os.environ) is not None:
+    if read_environment(os.environ) is not None:
         raise ConfigError("-m starts its own processes and cannot run under torchrun or srun.")
     jobs = _jobs(overrides, folders)
     if all(job.config is None for job in jobs) and jobs[0].error is not None:
@@ -105,7 +105,7 @@ def _train(verb: str, job: SweepJob) -> int:
     """Run one job; 0, or the exit code when a signal stopped it (and the sweep with it)."""
     assert job.config is not None
     try:
-        return launch(Call(verb, job.config), perform, run_rank, own_process=True)
+        return launch(Job(verb, job.config), perform, run_rank, own_process=True)
     except HetrainError as error:
         job.error = error
         print(f"job {job.number} ({_label(job)}) failed: {error}", file=sys.stderr)

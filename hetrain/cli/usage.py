@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetrain.compose import EXPERIMENT, GROUPS, group_options
+from hetrain.config.compose import EXPERIMENT, GROUPS, group_options
 
 TOP = """\
 usage: hetrain VERB [KEY=VALUE | GROUP=NAME ...] [options]

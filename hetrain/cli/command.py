@@ -1,4 +1,4 @@
-"""The command `hetrain`: reads the verb and its options, shows errors, chooses exit codes.
+"""The command `hetrain`: does what the verb says, shows errors, chooses exit codes.
 
 Imports stay inside functions where they are slow: help must not wait for torch or Hydra.
 """
@@ -7,29 +7,17 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hetrain.cli.arguments import Arguments, read
 from hetrain.errors import ConfigError, HetrainError
 
 if TYPE_CHECKING:
     from hetrain.config import RunConfig
 
-VERBS = ("train", "eval", "predict", "prepare", "doctor")
 OWN_KEYS = {"eval": ("run", "checkpoint", "split"), "predict": ("run", "checkpoint", "split", "out")}
-
-
-@dataclass
-class Arguments:
-    """The command line, taken apart."""
-
-    verb: str = ""
-    help: bool = False
-    show_config: bool = False
-    multirun: bool = False
-    config_dir: str | None = None
-    overrides: list[str] = field(default_factory=list)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -55,90 +43,31 @@ def run(argv: Sequence[str]) -> int:
     """The exit code of one command."""
     arguments = read(argv)
     if not arguments.verb:
-        from hetrain.usage import TOP
+        from hetrain.cli.usage import TOP
 
         print(TOP, end="")
         return 0
-    from hetrain.compose import config_folders
+    from hetrain.config.compose import config_folders
 
     folders = config_folders(arguments.config_dir)
     if arguments.help:
-        from hetrain.usage import verb_help
+        from hetrain.cli.usage import verb_help
 
         print(verb_help(arguments.verb, folders), end="")
         return 0
     if arguments.verb == "doctor":
-        from hetrain import doctor
+        from hetrain.cli import doctor
 
         return doctor.main()
     if arguments.multirun:
-        from hetrain import sweep
+        from hetrain.cli import sweep
 
         return sweep.run(arguments.verb, arguments.overrides, folders)
     return _one(arguments, folders)
 
 
-def read(argv: Sequence[str]) -> Arguments:
-    """Take the command line apart; ConfigError for what cannot be read."""
-    found = Arguments()
-    rest = list(argv)
-    while rest:
-        word = rest.pop(0)
-        if word in ("--help", "-h"):
-            found.help = True
-        elif word in ("-m", "--multirun"):
-            found.multirun = True
-        elif word.partition("=")[0] in ("--cfg", "--config-dir", "-cd"):
-            option, _, value = word.partition("=")
-            value = value or (rest.pop(0) if rest else "")
-            _take_option(found, option, value)
-        elif word == "--version":
-            from hetrain import __version__
-
-            print(__version__)
-            sys.exit(0)
-        elif word.startswith("-"):
-            raise ConfigError(f"unknown option {word}.\n  Options: --help, --cfg job, -m, --config-dir DIR, --version")
-        elif not found.verb and "=" not in word:
-            found.verb = _verb(word)
-        else:
-            found.overrides.append(word)
-    _check_together(found)
-    return found
-
-
-def _take_option(found: Arguments, option: str, value: str) -> None:
-    if option == "--cfg":
-        if value != "job":
-            raise ConfigError(f"--cfg {value}: expected `--cfg job`, which prints the resolved config.")
-        found.show_config = True
-    elif not value:
-        raise ConfigError(f"{option}: expected a folder with your own configs.")
-    else:
-        found.config_dir = value
-
-
-def _verb(word: str) -> str:
-    if word in VERBS:
-        return word
-    from difflib import get_close_matches
-
-    close = get_close_matches(word, VERBS, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ConfigError(f"there is no verb {word!r}.{hint}\n  Verbs: {', '.join(VERBS)}")
-
-
-def _check_together(found: Arguments) -> None:
-    if not found.verb and found.overrides:
-        raise ConfigError(f"{found.overrides[0]}: a verb must come first.\n  Verbs: {', '.join(VERBS)}")
-    if found.multirun and found.verb != "train":
-        raise ConfigError(f"-m runs several trainings; {found.verb or 'no verb'} cannot be swept.")
-    if found.verb == "doctor" and found.overrides:
-        raise ConfigError(f"{found.overrides[0]}: doctor takes no settings.")
-
-
 def _one(arguments: Arguments, folders: Sequence[Path]) -> int:
-    from hetrain.compose import compose, to_yaml
+    from hetrain.config.compose import compose, to_yaml
 
     own, overrides = _own_keys(arguments)
     base = _saved_config(arguments.verb, own) if arguments.verb in OWN_KEYS else None
@@ -183,7 +112,7 @@ def named(cfg: "RunConfig", overrides: Sequence[str]) -> "RunConfig":
     """The config with a run name: the experiment (or model and mode), the time and this process's number."""
     if cfg.name is not None:
         return cfg
-    from hetrain.compose import chosen_experiment
+    from hetrain.config.compose import chosen_experiment
 
     model = str(cfg.model["_target_"]).rpartition(".")[2].lower()
     what = chosen_experiment(overrides) or f"{model}_{cfg.consistency.mode}"
@@ -193,7 +122,7 @@ def named(cfg: "RunConfig", overrides: Sequence[str]) -> "RunConfig":
 def _prepare(cfg: "RunConfig") -> int:
     from hetrain.data.prepare import prepare
     from hetrain.data.sample import ensure_sample
-    from hetrain.quiet import show_our_own
+    from hetrain.launch.quiet import show_our_own
 
     show_our_own()
     if cfg.data.raw is None and cfg.data.name == "sample":
@@ -207,12 +136,12 @@ def _prepare(cfg: "RunConfig") -> int:
 
 
 def _on_ranks(verb: str, cfg: "RunConfig", options: dict[str, str]) -> int:
-    from hetrain.call import Call
-    from hetrain.launch import launch
-    from hetrain.quiet import quiet_third_parties
-    from hetrain.versions import check_versions
-    from hetrain.worker import perform, run_rank
+    from hetrain.launch.job import Job
+    from hetrain.launch.quiet import quiet_third_parties
+    from hetrain.launch.start import launch
+    from hetrain.launch.versions import check_versions
+    from hetrain.launch.worker import perform, run_rank
 
     check_versions()
     quiet_third_parties()
-    return launch(Call(verb, cfg, options), perform, run_rank)
+    return launch(Job(verb, cfg, options), perform, run_rank)

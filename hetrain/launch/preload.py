@@ -7,8 +7,8 @@ import contextlib
 import os
 import signal
 
-from hetrain.orphans import end_with_parent
-from hetrain.quiet import quiet_third_parties
+from hetrain.launch.orphans import end_with_parent
+from hetrain.launch.quiet import quiet_third_parties
 
 end_with_parent()  # workers are this server's children and end with it in turn
 with contextlib.suppress(PermissionError):
@@ -18,4 +18,4 @@ signal.signal(signal.SIGHUP, signal.SIG_IGN)
 quiet_third_parties()
 with contextlib.suppress(Exception):  # the worker imports the same and reports what went wrong
     import hetrain.build
-    import hetrain.process  # noqa: F401
+    import hetrain.launch.process  # noqa: F401

@@ -1,0 +1,41 @@
+"""The config of a run: its schemas, composed from files and the command line (compose) and checked (checks)."""
+
+from hetrain.config.schema import (
+    CacheConfig,
+    CheckpointConfig,
+    CommsConfig,
+    ConsistencyConfig,
+    DataConfig,
+    DenseOptimizerConfig,
+    LaunchConfig,
+    OptimizerConfig,
+    PlannerConfig,
+    RowOptimizerConfig,
+    RunConfig,
+    SampleConfig,
+    ScheduleConfig,
+    SplitConfig,
+    StoreConfig,
+    TelemetryConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "CacheConfig",
+    "CheckpointConfig",
+    "CommsConfig",
+    "ConsistencyConfig",
+    "DataConfig",
+    "DenseOptimizerConfig",
+    "LaunchConfig",
+    "OptimizerConfig",
+    "PlannerConfig",
+    "RowOptimizerConfig",
+    "RunConfig",
+    "SampleConfig",
+    "ScheduleConfig",
+    "SplitConfig",
+    "StoreConfig",
+    "TelemetryConfig",
+    "TrainConfig",
+]

@@ -1,0 +1,38 @@
+"""Bytes that a rank sends, by what they were sent for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+CHANNELS = ("ids", "rows_pull", "rows_push", "clocks", "pooled_fwd", "pooled_bwd", "dense", "audit")
+
+
+def _no_bytes() -> dict[str, int]:
+    return dict.fromkeys(CHANNELS, 0)
+
+
+@dataclass
+class Traffic:
+    """Payload bytes this rank sent, each on exactly one channel: what it was sent for."""
+
+    bytes: dict[str, int] = field(default_factory=_no_bytes)
+    aside: dict[str, int] = field(default_factory=_no_bytes)  # by evaluation and checkpoints, not by training
+    _looking: bool = False
+
+    def add(self, channel: str, nbytes: int) -> None:
+        """Count `nbytes` on `channel`; KeyError for a channel that does not exist."""
+        (self.aside if self._looking else self.bytes)[channel] += nbytes
+
+    @property
+    def total(self) -> int:
+        """Bytes of training on all channels."""
+        return sum(self.bytes.values())
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Count what is sent inside as `aside`, so that looking more often does not look like more traffic."""
+        before, self._looking = self._looking, True
+        try:
+            yield
+        finally:
+            self._looking = before
