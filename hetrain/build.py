@@ -18,8 +18,9 @@ from torch import nn
 from hetrain import checkpoint
 from hetrain.config import RunConfig
 from hetrain.config.schema_keys import flatten
+from hetrain.data.hold import hold
 from hetrain.data.reader import Reader
-from hetrain.data.sample import ensure_sample
+from hetrain.data.sample import check_sample, ensure_sample
 from hetrain.data.schema import DatasetSchema, load_schema
 from hetrain.engine import Engine
 from hetrain.errors import ConfigError, HetrainError
@@ -180,8 +181,17 @@ def _control_group(cfg: RunConfig, ranks: Ranks) -> Ranks:
 
 
 def _data(cfg: RunConfig) -> DatasetSchema:
+    """The data to train on, which nobody replaces from now on; the sample is made when it is not there."""
     if cfg.data.name == "sample":
-        ensure_sample(cfg.data)
+        ensure_sample(cfg.data, keep=True)
+    return _read_data(cfg)
+
+
+def _read_data(cfg: RunConfig) -> DatasetSchema:
+    """The data that is there, which nobody replaces from now on. Nothing is made: a typo must not become a sample."""
+    hold(Path(cfg.data.path))
+    if cfg.data.name == "sample":
+        check_sample(cfg.data)
     return load_schema(cfg.data.path)
 
 
@@ -220,7 +230,7 @@ def _loaded(cfg: RunConfig, options: dict[str, str], ranks: Ranks, device: torch
     ranks = _control_group(cfg, ranks)
     found: list[Path] = []
     ranks.together(lambda: found.append(run_folder.find(Path(options["run"]), options.get("checkpoint"))))
-    engine, _ = make_engine(cfg, _data(cfg), ranks, device, Traffic())
+    engine, _ = make_engine(cfg, _read_data(cfg), ranks, device, Traffic())
     checkpoint.load(engine, found[0], ranks)
     return engine, found[0], ranks
 

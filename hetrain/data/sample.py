@@ -1,5 +1,6 @@
 """`data=sample`: a generated data set of Criteo's shape whose best reachable AUC is known."""
 
+import errno
 import logging
 import shutil
 import time
@@ -12,9 +13,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hetrain.config import DataConfig
+from hetrain.config.schema_keys import flatten
 from hetrain.data.folder import PartWriter, locked, partial_folder
 from hetrain.data.hidden import HiddenModel, random_stream
-from hetrain.data.schema import LABEL, DatasetSchema, SparseColumn, is_prepared, load_schema, save_schema
+from hetrain.data.hold import hold, unread
+from hetrain.data.schema import (
+    LABEL,
+    SCHEMA_FILE,
+    SPLITS,
+    DatasetSchema,
+    SparseColumn,
+    is_prepared,
+    load_schema,
+    save_schema,
+)
 from hetrain.data.split import Bounds, split_bounds
 from hetrain.errors import DataError
 
@@ -24,34 +36,60 @@ _CHUNK = 65_536  # rows drawn from one random stream
 _AUC_BINS = 1 << 20
 
 
-def ensure_sample(cfg: DataConfig) -> bool:
+def ensure_sample(cfg: DataConfig, keep: bool = False) -> bool:
     """Make the sample at `data.path` unless it is there; whether it was made now.
 
     Any number of processes may ask at once: one makes it, the others wait. A sample made with other
-    settings is replaced, with a line saying so, since it can be had again; anything else is left alone
-    and refused with a DataError.
+    settings is replaced, with a line saying so, since it can be had again: but not while any process reads it,
+    nor when anything was added to it. That, and anything that is no sample, is refused with a DataError.
+
+    keep: this process reads it from now on, so that nobody replaces it until the process ends.
     """
-    path = Path(cfg.path)
-    made_from: dict[str, Any] = {
-        "kind": "sample",
-        "version": VERSION,
-        "sample": asdict(cfg.sample),
-        "split": asdict(cfg.split),
-    }
-    if _is_there(path, made_from):
+    path, wanted = Path(cfg.path), made_from(cfg)
+    try:
+        with locked(path):
+            made = not _is_there(path, wanted)
+            if made:
+                _make(cfg, path, wanted)
+            if keep:
+                hold(path)
+    except OSError as error:  # a data set that others made and this user only reads needs no lock
+        if error.errno not in (errno.EACCES, errno.EROFS) or not is_prepared(path) or not _is_there(path, wanted):
+            raise
         return False
-    with locked(path):
-        if _is_there(path, made_from):  # another process made it while this one waited
-            return False
-        work = partial_folder(path)
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        _generate(cfg, work, made_from)
-        _publish(work, path)
-    return True
+    return made
 
 
-def _is_there(path: Path, made_from: dict[str, Any]) -> bool:
+def made_from(cfg: DataConfig) -> dict[str, Any]:
+    """What decides the rows of the sample, as its schema.json keeps it."""
+    return {"kind": "sample", "version": VERSION, "sample": asdict(cfg.sample), "split": asdict(cfg.split)}
+
+
+def check_sample(cfg: DataConfig) -> None:
+    """DataError unless the sample of these settings lies at `data.path`. Makes and replaces nothing."""
+    path = Path(cfg.path)
+    if not is_prepared(path):
+        raise DataError(
+            f"data.path={path}: no data set there. The run's sample is made again by `hetrain prepare data=sample "
+            f"data.path={path}` with the data.sample settings of its config.yaml; or name a prepared data set."
+        )
+    there = load_schema(path).made_from
+    if there.get("kind") == "sample" and there != made_from(cfg):
+        raise DataError(
+            f"data.path={path}: holds a sample made with other settings than the run's "
+            f"({differences(there, made_from(cfg))}). "
+            "Give data.path the run's own data, or the same data.sample.KEY=VALUE to use the one there."
+        )
+
+
+def differences(there: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """The settings in which two samples differ, in words."""
+    old, new = flatten(there), flatten(wanted)
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return "; ".join(f"{key}: {old.get(key)} there, {new.get(key)} asked for" for key in keys)
+
+
+def _is_there(path: Path, wanted: dict[str, Any]) -> bool:
     if is_prepared(path):
         there = load_schema(path).made_from
         if there.get("kind") != "sample":
@@ -59,24 +97,55 @@ def _is_there(path: Path, made_from: dict[str, Any]) -> bool:
                 f"data.path={path}: holds a data set that is not a sample. Choose another data.path, "
                 "or read it with data=criteo."
             )
-        return there == made_from
+        return there == wanted
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise DataError(f"data.path={path}: exists and is no data set. Remove it, or choose another data.path.")
     return False
 
 
-def _publish(work: Path, path: Path) -> None:
+def _make(cfg: DataConfig, path: Path, wanted: dict[str, Any]) -> None:
+    """Make the sample where there is none, or in place of an untouched one that nobody reads."""
+    with unread(path) as free:  # a refusal must not wait for the new one
+        _check_replaceable(path, wanted, free)
+    work = partial_folder(path)
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    try:
+        _generate(cfg, work, wanted)
+        with unread(path) as free:
+            _check_replaceable(path, wanted, free)
+            _publish(work, path, wanted)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def _check_replaceable(path: Path, wanted: dict[str, Any], free: bool) -> None:
+    if not is_prepared(path):
+        return
+    added = sorted({entry.name for entry in path.iterdir()} - {SCHEMA_FILE, *SPLITS})
+    if not free or added:
+        why = f"other files were added to it ({', '.join(added)})" if free else "a running command reads it"
+        raise DataError(
+            f"data.path={path}: holds a sample made with other settings "
+            f"({differences(load_schema(path).made_from, wanted)}), and {why}. "
+            "Choose another data.path for the new one, or delete the folder when nobody needs it."
+        )
+
+
+def _publish(work: Path, path: Path, wanted: dict[str, Any]) -> None:
     old = path.parent / f".{path.name}.old"
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         if is_prepared(path):
-            logger.warning("data.path=%s: the sample there had other settings; it was made anew", path)
+            changed = differences(load_schema(path).made_from, wanted)
+            logger.warning("data.path=%s: nobody reads the sample there; it was made anew (%s)", path, changed)
         path.rename(old)
     work.rename(path)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _generate(cfg: DataConfig, work: Path, made_from: dict[str, Any]) -> None:
+def _generate(cfg: DataConfig, work: Path, wanted: dict[str, Any]) -> None:
     started = time.monotonic()
     bounds = split_bounds(cfg.split, cfg.sample.rows)
     model = HiddenModel(cfg.sample)
@@ -107,7 +176,7 @@ def _generate(cfg: DataConfig, work: Path, made_from: dict[str, Any]) -> None:
     }
     best = {name: auc.value() for name, auc in aucs.items() if rows[name]}
     sparse = tuple(SparseColumn(name, k) for name, k in zip(names, model.rows, strict=True))
-    save_schema(work, DatasetSchema(dense, sparse, rows, best, made_from, report))
+    save_schema(work, DatasetSchema(dense, sparse, rows, best, wanted, report))
 
 
 def _ranges(bounds: Bounds, chunk: int) -> list[tuple[str, tuple[int, int]]]:

@@ -13,7 +13,7 @@ import pytest
 from hetrain.config import DataConfig, SampleConfig, SplitConfig
 from hetrain.data.hidden import HiddenModel, random_stream
 from hetrain.data.prepare import prepare
-from hetrain.data.sample import _Auc, ensure_sample
+from hetrain.data.sample import _Auc, check_sample, ensure_sample
 from hetrain.data.schema import load_schema, split_files
 from hetrain.errors import ConfigError, DataError
 
@@ -57,6 +57,40 @@ def test_made_once_and_made_anew_for_other_settings(tmp_path, caplog):
     assert "made anew" in caplog.text
     assert sum(load_schema(path).splits.values()) == 1000
     assert prepare(config(path, rows=1000))["made"] is False
+
+
+def test_a_sample_in_use_is_not_replaced(tmp_path):
+    path = tmp_path / "s"
+    ensure_sample(config(path))
+    code = (
+        "import sys; from pathlib import Path; from hetrain.data.hold import hold;"
+        f"hold(Path({str(path)!r})); print('held', flush=True); sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], **pipes) as reader:
+        assert reader.stdout.readline() == "held\n"
+        assert not ensure_sample(config(path))
+        with pytest.raises(DataError, match=r"sample\.rows: 20000 there, 1000 asked for.*a running command reads it"):
+            ensure_sample(config(path, rows=1000))
+        reader.communicate()
+    assert ensure_sample(config(path, rows=1000))
+
+
+def test_a_sample_with_added_files_is_not_replaced(tmp_path):
+    ensure_sample(config(tmp_path / "s", rows=1000))
+    (tmp_path / "s" / "notes.txt").touch()
+    with pytest.raises(DataError, match=r"other files were added to it \(notes\.txt\)"):
+        ensure_sample(config(tmp_path / "s", rows=2000))
+
+
+def test_checking_makes_and_replaces_nothing(tmp_path):
+    with pytest.raises(DataError, match="no data set there"):
+        check_sample(config(tmp_path / "s"))
+    assert not list(tmp_path.iterdir())
+    ensure_sample(config(tmp_path / "s", rows=1000))
+    check_sample(config(tmp_path / "s", rows=1000))
+    with pytest.raises(DataError, match=r"other settings than the run's \(sample\.rows: 1000 there, 20000 asked for"):
+        check_sample(config(tmp_path / "s"))
 
 
 def test_another_data_set_is_left_alone(tmp_path):
