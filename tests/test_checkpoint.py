@@ -140,8 +140,18 @@ def other_bytes(name):
     return overwrite
 
 
+def one_bit(name):
+    def flip(path):
+        file = next(path.rglob(name))
+        found = bytearray(file.read_bytes())
+        found[len(found) // 2] ^= 1
+        file.write_bytes(found)
+
+    return flip
+
+
 @pytest.mark.parametrize("name", ["dense.pt", "rank_0.pt", "__0_0.distcp", "meta.json", ".metadata"])
-@pytest.mark.parametrize("how", [damage, other_bytes])
+@pytest.mark.parametrize("how", [damage, other_bytes, one_bit])
 def test_damage_is_named(tmp_path, name, how):
     path = tmp_path / "step_1"
     save(PlainEngine(), path)
@@ -156,6 +166,10 @@ def test_missing_and_foreign_formats_are_named(tmp_path):
     (tmp_path / "meta.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(CheckpointError, match="format 99"):
         checkpoint.load(PlainEngine(), tmp_path, Ranks())
+    for foreign in ([], None, 3, {"format": folder.FORMAT}, {"format": folder.FORMAT, "step": 3}):
+        (tmp_path / "meta.json").write_text(json.dumps(foreign))
+        with pytest.raises(CheckpointError, match="is damaged"):
+            checkpoint.load(PlainEngine(), tmp_path, Ranks())
 
 
 def test_another_model_or_optimizer_is_refused_by_name(tmp_path):

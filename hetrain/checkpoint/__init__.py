@@ -5,7 +5,6 @@ with what fits only an equal layout (cache, pending updates, clocks, random numb
 """
 
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from hetrain.checkpoint.checksum import Sum, writing
 from hetrain.checkpoint.folder import (
     ASIDE,
     FORMAT,
@@ -44,6 +44,7 @@ WRITE_FAILURES = (OSError, RuntimeError)
 class Loaded:
     """What a run takes up besides the engine's state."""
 
+    path: Path
     step: int
     reader: dict[str, Any]  # Reader.state_dict()
     meta: dict[str, Any]
@@ -66,15 +67,17 @@ def save(engine: Engine, path: Path, ranks: Ranks, *, reader: dict[str, Any], ab
             "free disk space or set checkpoint.keep=1, then start again to resume."
         )
 
+    sums: dict[Path, Sum] = {}  # of the files this rank writes
     ranks.together(lambda: _make_fresh(aside) if ranks.first else None, WRITE_FAILURES, failed)
     with engine.snapshot() as state:
-        ranks.together(lambda: _write_local(state, aside, ranks, reader), WRITE_FAILURES, failed)
+        ranks.together(lambda: _write_local(state, aside, ranks, reader, sums), WRITE_FAILURES, failed)
         try:
-            save_tables(state, aside / TABLES, ranks)
+            save_tables(state, aside / TABLES, ranks, sums)
         except CheckpointException as e:
             raise failed("; ".join(f"rank {rank}: {failure[0]}" for rank, failure in e.failures.items())) from e
         meta = {"format": FORMAT, "step": state.step, "layout": _plain(state.layout), **about}
-    ranks.together(lambda: _replace(meta, aside, path) if ranks.first else None, WRITE_FAILURES, failed)
+    every = {file: found for part in ranks.gather(sums) for file, found in part.items()}
+    ranks.together(lambda: _replace(meta, every, aside, path) if ranks.first else None, WRITE_FAILURES, failed)
 
 
 def load(engine: Engine, path: Path, ranks: Ranks) -> Loaded:
@@ -86,7 +89,7 @@ def load(engine: Engine, path: Path, ranks: Ranks) -> Loaded:
 
     def check() -> None:
         meta.update(read_meta(path))
-        check_files(path, meta)
+        check_files(path, meta, ranks)
 
     ranks.together(check)
     dense = _read(path / DENSE)
@@ -99,7 +102,7 @@ def load(engine: Engine, path: Path, ranks: Ranks) -> Loaded:
     engine.restore(state, None if private is None else private["engine"])
     if private is not None:
         _set_random_state(private["random"])
-    return Loaded(meta["step"], dense["reader"], meta, exact)
+    return Loaded(path, meta["step"], dense["reader"], meta, exact)
 
 
 def _make_fresh(aside: Path) -> None:
@@ -108,17 +111,15 @@ def _make_fresh(aside: Path) -> None:
     aside.mkdir(parents=True)
 
 
-def _write_local(state: EngineState, aside: Path, ranks: Ranks, reader: dict[str, Any]) -> None:
-    _write(aside / f"rank_{ranks.rank}.pt", {"engine": state.private, "random": _random_state()})
+def _write_local(state: EngineState, aside: Path, ranks: Ranks, reader: dict[str, Any], sums: dict[Path, Sum]) -> None:
+    _write(aside / f"rank_{ranks.rank}.pt", {"engine": state.private, "random": _random_state()}, sums)
     if ranks.first:
-        _write(aside / DENSE, {"dense": state.dense, "optimizer": state.dense_optimizer, "reader": reader})
+        _write(aside / DENSE, {"dense": state.dense, "optimizer": state.dense_optimizer, "reader": reader}, sums)
 
 
-def _write(file: Path, value: dict[str, Any]) -> None:
-    with file.open("wb") as f:
+def _write(file: Path, value: dict[str, Any], sums: dict[Path, Sum]) -> None:
+    with writing(file, sums) as f:
         torch.save(value, f)
-        f.flush()
-        os.fsync(f.fileno())
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -130,12 +131,12 @@ def _read(file: Path) -> dict[str, Any]:
     return value
 
 
-def _replace(meta: dict[str, Any], aside: Path, path: Path) -> None:
+def _replace(meta: dict[str, Any], sums: dict[Path, Sum], aside: Path, path: Path) -> None:
     """Publish `aside` as `path`; the folder it replaces is removed once the new one is whole."""
     old = path.with_name(path.name + ".old" + ASIDE)
     if path.exists():
         path.rename(old)
-    publish(meta, aside, path)
+    publish(meta, sums, aside, path)
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -2,16 +2,21 @@
 
 import json
 import math
-import os
 import shutil
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hetrain.checkpoint.checksum import Sum, check_file
+from hetrain.durable import sync_folder, write_text
 from hetrain.errors import CheckpointError
 from hetrain.ranks import Ranks
 
-FORMAT = 1
+FORMAT = 2
 META = "meta.json"
+CRC = "crc32"  # of everything else in meta.json, as JSON
 ASIDE = ".tmp"  # suffix of a checkpoint that is being written
 
 
@@ -81,48 +86,48 @@ def read_meta(path: Path) -> dict[str, Any]:
     """meta.json of a checkpoint. Raises CheckpointError when it is missing, damaged or of another format."""
     file = path / META
     try:
-        meta: dict[str, Any] = json.loads(file.read_text())
+        meta: Any = json.loads(file.read_text())
     except FileNotFoundError:
         raise CheckpointError(
             f"no checkpoint at {path}: {META} is missing. Name a run folder or a folder like checkpoints/step_100."
         ) from None
     except (OSError, ValueError) as e:
-        raise CheckpointError(f"{file} is damaged ({e}). Remove {path} and use an older checkpoint.") from e
+        raise _damaged(file, str(e)) from e
+    if not isinstance(meta, dict):
+        raise _damaged(file, "it holds no JSON object")
     if meta.get("format") != FORMAT:
         raise CheckpointError(
             f"{file} has format {meta.get('format')!r}, this version reads {FORMAT}. Use the hetrain that wrote it."
         )
+    if meta.pop(CRC, None) != _crc(meta):
+        raise _damaged(file, "its checksum is not that of what was written")
     return meta
 
 
-def check_files(path: Path, meta: dict[str, Any]) -> None:
-    """Raise CheckpointError when a file of the checkpoint is missing or has another length than when written."""
-    for name, size in meta["files"].items():
-        file = path / name
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            state = "is missing" if found is None else f"has {found} bytes, {size} were written"
-            raise CheckpointError(f"{file} {state}. Remove {path} and use an older checkpoint.")
+def _damaged(file: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{file} is damaged ({what}). Remove {file.parent} and use an older checkpoint.")
 
 
-def publish(meta: dict[str, Any], aside: Path, path: Path) -> None:
-    """Write meta.json into `aside` and rename it to `path`, durably: after a crash it is there whole or not at all."""
-    meta = meta | {
-        "files": {f.relative_to(aside).as_posix(): f.stat().st_size for f in sorted(aside.rglob("*")) if f.is_file()}
-    }
-    with (aside / META).open("w") as f:
-        json.dump(meta, f, indent=1)
-        f.flush()
-        os.fsync(f.fileno())
-    sync_folder(aside)
+def _crc(meta: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(meta).encode())
+
+
+def check_files(path: Path, meta: dict[str, Any], ranks: Ranks) -> None:
+    """Raise CheckpointError when a file of the checkpoint is missing or holds other bytes than were written.
+
+    Local: every rank checks its share of the files.
+    """
+    for name in sorted(meta["files"])[ranks.rank :: ranks.world_size]:
+        check_file(path / name, meta["files"][name])
+
+
+def publish(meta: dict[str, Any], sums: Mapping[Path, Sum], aside: Path, path: Path) -> None:
+    """Write meta.json into `aside` and rename it to `path`, durably: after a crash it is there whole or not at all.
+
+    `sums`: of every file in `aside`, by its path there.
+    """
+    files = {f.relative_to(aside).as_posix(): asdict(found) for f, found in sums.items()}
+    whole = json.loads(json.dumps(meta | {"files": files}))  # as it will be read: the checksum is over that
+    write_text(aside / META, json.dumps(whole | {CRC: _crc(whole)}, indent=1) + "\n")
     aside.rename(path)
     sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from hetrain.checkpoint.checksum import Sum, SummedFileSystem
 from hetrain.engine import EngineState, TablePiece
 from hetrain.errors import CheckpointError
 from hetrain.ranks import Ranks
@@ -145,8 +146,8 @@ class _Load(DefaultLoadPlanner):
         return self._rows[index.fqn, index.offset[0]].value
 
 
-def save_tables(state: EngineState, folder: Path, ranks: Ranks) -> None:
-    """Write every table's weights and row-optimizer state. Collective.
+def save_tables(state: EngineState, folder: Path, ranks: Ranks, sums: dict[Path, Sum]) -> None:
+    """Write every table's weights and row-optimizer state; `sums` gets those of this rank's files. Collective.
 
     Replicated tables are written by rank 0 alone. Raises CheckpointException on every rank when one failed.
     """
@@ -157,11 +158,13 @@ def save_tables(state: EngineState, folder: Path, ranks: Ranks) -> None:
         for r in _rows_of(table, pieces)
     ]
     planner = _Save(rows, _logical_rows(rows, ranks))
+    writer = FileSystemWriter(folder, sync_files=True)
+    writer.fs = SummedFileSystem(sums)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # "torch.distributed is disabled": true at one rank
         save(
             {},
-            storage_writer=FileSystemWriter(folder, sync_files=True),
+            storage_writer=writer,
             planner=planner,
             process_group=ranks.group,
             no_dist=ranks.group is None,
