@@ -29,6 +29,10 @@ class TrainingError(HetrainError):
     exit_code = 4
 
 
+class LostPeerError(TrainingError):
+    """Another rank stopped answering: most often it failed, and its own error is the cause of this one."""
+
+
 class CheckpointError(HetrainError):
     """A checkpoint that is missing, damaged or cannot be loaded into this run."""
 

@@ -24,8 +24,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0, or the code of the error, or 128 + the signal that stopped it."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # a user's own model class lives in the current folder
+    words = sys.argv[1:] if argv is None else argv
     try:
-        code = run(sys.argv[1:] if argv is None else argv)
+        code = run(words)
     except HetrainError as error:
         if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0" or not isinstance(error, ConfigError):
             print(f"hetrain: {error}", file=sys.stderr)
@@ -35,8 +36,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # `hetrain ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        print(f"hetrain: {_refused(error, words)}", file=sys.stderr)
+        code = 1
     sys.stdout.flush()
     sys.exit(code)
+
+
+def _refused(error: OSError, words: Sequence[str]) -> str:
+    """What the system refused, in words; raises `error` again when it is a defect of ours."""
+    from hetrain.launch.system_error import explain
+
+    values = [word.partition("=")[2] for word in words if "/" in word]
+    text = explain(error, ["runs", "data", *filter(None, values)])
+    if text is None:
+        raise error
+    return text
 
 
 def run(argv: Sequence[str]) -> int:

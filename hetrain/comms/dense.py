@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from hetrain.errors import TrainingError
+from hetrain.errors import LostPeerError
 from hetrain.telemetry import Traffic
 
 
@@ -67,7 +67,7 @@ class DenseReducer:
             for future in in_flight:
                 future.wait()
         except RuntimeError as error:
-            raise TrainingError(
+            raise LostPeerError(
                 f"another rank stopped answering while dense gradients were summed ({error}). The first error in the "
                 "other ranks' output is the cause; raise launch.timeout_s if a rank is only slow."
             ) from error

@@ -8,14 +8,16 @@ import json
 import re
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hetrain.errors import ConfigError, HetrainError
+from hetrain.errors import ConfigError, HetrainError, LostPeerError
+from hetrain.launch.system_error import explain
 
-LOST_PEER = re.compile(
-    r"connection (was )?(closed|reset|refused|lost)|broken pipe|closed by peer|timed out|timeout|stopped answering"
-    r"|no longer answers|socket|tcpstore|store",
+# gloo raises plain RuntimeErrors: only their text tells.
+GLOO_LOST_PEER = re.compile(
+    r"gloo|connection (was )?(closed|reset|refused|lost)|broken pipe|closed by peer|timed out|timeout|tcpstore",
     re.IGNORECASE,
 )
 
@@ -40,13 +42,22 @@ class RankError(HetrainError):
         self.exit_code = exit_code
 
 
-def describe(rank: int, error: BaseException) -> Failure:
-    """The record of `error` as rank `rank` met it."""
-    defect = not isinstance(error, HetrainError)
-    text = "".join(traceback.format_exception(error)).rstrip() if defect else str(error)
+def describe(rank: int, error: BaseException, places: Iterable[str | Path] = ()) -> Failure:
+    """The record of `error` as rank `rank` met it; `places`: where it was writing."""
+    refused = explain(error, places)
+    defect = not isinstance(error, HetrainError) and refused is None
+    text = "".join(traceback.format_exception(error)).rstrip() if defect else refused or str(error)
     code = error.exit_code if isinstance(error, HetrainError) else 1
-    lost_peer = isinstance(error, RuntimeError | HetrainError | OSError) and bool(LOST_PEER.search(str(error)))
-    return Failure(rank, text, code, defect, lost_peer, time.time())
+    return Failure(rank, text, code, defect, _lost_peer(error), time.time())
+
+
+def _lost_peer(error: BaseException) -> bool:
+    """Whether `error` only says that another rank is gone. Our own say so by their class, whatever they quote."""
+    if isinstance(error, HetrainError):
+        return isinstance(error, LostPeerError)
+    if isinstance(error, ConnectionError | TimeoutError) or any(k.__name__ == "DistError" for k in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and bool(GLOO_LOST_PEER.search(str(error)))
 
 
 def leave(folder: Path, failure: Failure) -> None:

@@ -16,6 +16,11 @@ class Job:
     config: RunConfig
     options: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def places(self) -> list[str]:
+        """Where it writes."""
+        return [self.config.runs, self.config.data.path, *filter(None, [self.options.get("out")])]
+
     def write(self, path: Path) -> None:
         """Write what `read` reads."""
         text = {"verb": self.verb, "config": to_yaml(self.config), "options": self.options}

@@ -25,14 +25,17 @@ def run_rank(path: str) -> None:
     folder = Path(path).parent
     environment = read_environment(os.environ)
     assert environment is not None, "the launcher sets RANK"
+    places: list[str] = []
     try:
         if (folder / STOP_FILE).exists():
             sys.exit(128 + signal.SIGINT)
-        perform(Job.read(Path(path)), environment)
+        job = Job.read(Path(path))
+        places = job.places
+        perform(job, environment)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:  # noqa: BLE001 - the launcher shows it
-        failure = failures.describe(environment.rank, error)
+        failure = failures.describe(environment.rank, error, places)
         failures.leave(folder, failure)
         sys.exit(failure.exit_code)
 

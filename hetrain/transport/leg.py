@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetrain.errors import TrainingError
+from hetrain.errors import LostPeerError
 
 FIRST_ROOM = 1 << 16  # bytes a receive is posted with at first
 MOST_ROOM = 1 << 23  # bytes a receive is posted with at most; what lies beyond follows in a second message
@@ -46,7 +46,7 @@ def _wait(work: dist.Work, timeout: timedelta, peer: int, doing: str) -> None:
     try:
         work.wait(timeout)
     except RuntimeError as error:
-        raise TrainingError(
+        raise LostPeerError(
             f"gave up {doing} rank {peer} (launch.timeout_s={timeout.total_seconds():g}): {error}. "
             f"Look at that rank's own output; raise launch.timeout_s if it is only slow."
         ) from error

@@ -1,5 +1,6 @@
 """The launcher on real processes: whose error is shown, what a signal does, who is left behind."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrain.errors import ConfigError, DataError, TrainingError
+from hetrain.errors import ConfigError, DataError, LostPeerError, TrainingError
 from hetrain.launch import failures
 from hetrain.launch.rank_environment import RankEnvironment, first_host, read_environment
 from tests.launch.fake_workers import FOLDER
@@ -145,6 +146,26 @@ def test_cause_is_not_the_rank_that_lost_its_peer(tmp_path: Path) -> None:
     found = failures.cause(tmp_path, 2, {0: 1})
     assert "not finite" in str(found)
     assert found.exit_code == TrainingError.exit_code
+
+
+def test_our_own_error_is_a_cause_whatever_it_quotes(tmp_path: Path) -> None:
+    real = failures.describe(0, DataError("data.path=/mnt/store/socket timeout: connection closed"))
+    assert not real.lost_peer
+    assert failures.describe(1, LostPeerError("gave up waiting for rank 0")).lost_peer
+    failures.leave(tmp_path, failures.describe(1, RuntimeError("[gloo/transport/tcp/pair.cc] Read error")))
+    failures.leave(tmp_path, real)
+    assert "/mnt/store" in str(failures.cause(tmp_path, 2, {0: 3, 1: 1}))
+
+
+def test_what_the_system_refuses_is_no_defect(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError) as found:
+        (tmp_path / "file" / "below").touch()
+    failure = failures.describe(0, found.value)
+    assert not failure.defect
+    assert failure.text.startswith(f"{tmp_path}/file/below: Not a directory.\n")
+    assert failures.describe(0, OSError("what our own code raised")).defect
+    assert "No space left" in failures.describe(0, OSError(errno.ENOSPC, "full"), [tmp_path]).text
 
 
 def test_cause_is_a_crash_when_the_others_lost_their_peer(tmp_path: Path) -> None:
