@@ -1,6 +1,7 @@
 """From a config to objects, and from a verb to what it does on a rank. The only place that knows both."""
 
 import json
+import logging
 import math
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -18,12 +19,13 @@ from torch import nn
 from hetrain import checkpoint
 from hetrain.config import RunConfig
 from hetrain.config.schema_keys import flatten
+from hetrain.data.fingerprint import Fingerprint, differing, fingerprint
 from hetrain.data.hold import hold
 from hetrain.data.reader import Reader
 from hetrain.data.sample import check_sample, ensure_sample
-from hetrain.data.schema import DatasetSchema, load_schema
+from hetrain.data.schema import SPLITS, DatasetSchema, load_schema
 from hetrain.engine import Engine
-from hetrain.errors import ConfigError, HetrainError
+from hetrain.errors import ConfigError, DataError, HetrainError
 from hetrain.evaluate import Metrics, evaluate, predictions
 from hetrain.optim import Schedule, dense_optimizer, row_optimizer
 from hetrain.planner.torchrec_planner import plan_of, sharding_plan, store_plan
@@ -33,8 +35,11 @@ from hetrain.telemetry import Traffic
 from hetrain.telemetry.console import screen
 from hetrain.telemetry.run_log import RunLog
 from hetrain.trainer import Setup, Trainer
-from hetrain.training import run_folder
+from hetrain.training import resume, run_folder
+from hetrain.training.run_folder import Claim
+from hetrain.training.run_lock import RunLock
 
+logger = logging.getLogger(__name__)
 OUT_FORMATS = (".parquet", ".csv")
 
 
@@ -42,16 +47,30 @@ def build(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Trainer:
     """A trainer ready to run, in its run folder, at the checkpoint it goes on from. Collective."""
     ranks = _control_group(cfg, ranks)
     schema = _data(cfg)
-    folder, start = _claimed(cfg, ranks)
-    traffic = Traffic()
-    engine, plan = make_engine(cfg, schema, ranks, device, traffic)
-    resumed = None if start is None else checkpoint.load(engine, start, ranks)
+    _check_patience(cfg, schema)
+    claim, lock = _claimed(cfg, ranks)
+    try:
+        return _trainer(cfg, ranks, device, schema, claim, lock)
+    except BaseException:
+        if lock is not None:
+            lock.release()
+        raise
+
+
+def _trainer(
+    cfg: RunConfig, ranks: Ranks, device: torch.device, schema: DatasetSchema, claim: Claim, lock: RunLock | None
+) -> Trainer:
+    data, traffic = _fingerprint(cfg, schema, ranks, SPLITS), Traffic()
+    engine, plan, resumed = _at_start(cfg, ranks, device, schema, claim.start, data, traffic)
     reader = _train_reader(cfg, ranks, None if resumed is None else resumed.reader)
+    if resumed is not None and claim.ended:
+        resume.check_left(cfg.train, resumed.step, reader.steps_left, cfg.name)
     total = _total_steps(cfg, reader, 0 if resumed is None else resumed.step)
-    log = RunLog(folder, screen(total), first=ranks.first, tensorboard=cfg.telemetry.tensorboard)
+    log = RunLog(claim.folder, screen(total), first=ranks.first, tensorboard=cfg.telemetry.tensorboard)
+    settings = flatten(asdict(cfg))
     if ranks.first:
-        run_folder.describe(folder, cfg, plan)
-        _say_start(log, cfg, folder, start, resumed)
+        run_folder.describe(claim.folder, cfg, plan)
+        _say_start(log, cfg, claim.folder, schema, None if resumed is None else resume.settled(resumed, settings))
     return Trainer(
         Setup(
             engine=engine,
@@ -59,17 +78,37 @@ def build(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Trainer:
             splits={split: partial(_split_reader, cfg, ranks, split) for split in _evaluated(schema)},
             ranks=ranks,
             device=device,
-            folder=folder,
+            folder=claim.folder,
+            lock=lock,
             log=log,
             traffic=traffic,
             train=cfg.train,
             checkpoint=cfg.checkpoint,
             log_every=cfg.telemetry.log_every,
             about=_about(cfg, schema),
-            settings=flatten(asdict(cfg)),
+            settings=settings,
+            data=data,
             resumed=resumed,
         )
     )
+
+
+def _at_start(
+    cfg: RunConfig,
+    ranks: Ranks,
+    device: torch.device,
+    schema: DatasetSchema,
+    start: Path | None,
+    data: Fingerprint,
+    traffic: Traffic,
+) -> tuple[Engine, dict[str, Any], checkpoint.Loaded | None]:
+    """The engine, its plan and what was taken up: with the weights of `start`, or initial ones."""
+    if start is None:
+        return *make_engine(cfg, schema, ranks, device, traffic), None
+    ranks.together(lambda: resume.check_data(checkpoint.read_meta(start), data, cfg.data.path, start))
+    with traffic.set_aside():  # going on is no training: a run's bytes do not depend on how often it was cut
+        engine, plan = make_engine(cfg, schema, ranks, device, traffic)
+        return engine, plan, checkpoint.load(engine, start, ranks)
 
 
 def evaluate_run(cfg: RunConfig, options: dict[str, str], ranks: Ranks, device: torch.device) -> Metrics:
@@ -150,6 +189,9 @@ def _make_model(cfg: RunConfig, schema: DatasetSchema, bags: nn.Module) -> nn.Mo
     except InstantiationException as e:
         if isinstance(e.__cause__, HetrainError):
             raise e.__cause__ from None
+        if str(cfg.model["_target_"]).startswith("hetrain."):  # in a user's own class the traceback says more
+            settings = {key: value for key, value in cfg.model.items() if key != "_target_"}
+            raise ConfigError(f"model: cannot be made with {settings}: {e.__cause__ or e}") from None
         raise
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model._target_={cfg.model['_target_']}: made a {type(model).__name__}, not a torch module.")
@@ -160,6 +202,10 @@ def _store_settings(cfg: RunConfig, device: torch.device) -> Any:
     from hetrain.engine.store_engine import StoreSettings
 
     mode = cfg.consistency
+    if cfg.store.device == "cuda" and device.type != "cuda":
+        raise ConfigError(
+            "store.device=cuda: this run has no CUDA device. Set store.device=cpu, or see `hetrain doctor`."
+        )
     return StoreSettings(
         capacity=mode.cache.capacity,
         batch_size=cfg.train.batch_size,
@@ -195,12 +241,34 @@ def _read_data(cfg: RunConfig) -> DatasetSchema:
     return load_schema(cfg.data.path)
 
 
-def _claimed(cfg: RunConfig, ranks: Ranks) -> tuple[Path, Path | None]:
-    """The run folder and the checkpoint to start from, decided on rank 0."""
-    decided: list[tuple[Path, Path | None]] = []
+def _check_patience(cfg: RunConfig, schema: DatasetSchema) -> None:
+    if cfg.train.patience is not None and not schema.splits.get("validation", 0):
+        raise ConfigError(
+            f"train.patience={cfg.train.patience}: the data at data.path={cfg.data.path} has no validation rows, and "
+            "the test split must not choose the weights. Set train.patience=null, or prepare data with a validation "
+            "share in data.split."
+        )
+
+
+def _claimed(cfg: RunConfig, ranks: Ranks) -> tuple[Claim, RunLock | None]:
+    """The run folder and the checkpoint to start from, decided on rank 0, which holds the lock."""
+    decided: list[tuple[Claim, RunLock]] = []
     ranks.together(lambda: decided.append(run_folder.claim(cfg)) if ranks.first else None)
-    answer: tuple[Path, Path | None] = ranks.gather(decided)[0][0]
-    return answer
+    claim: Claim = ranks.gather(decided[0][0] if decided else None)[0]
+    return claim, decided[0][1] if decided else None
+
+
+def _fingerprint(cfg: RunConfig, schema: DatasetSchema, ranks: Ranks, splits: tuple[str, ...]) -> Fingerprint:
+    """Of the data, equal on all ranks: machines with data sets of their own must have the same. Collective."""
+    mine: Fingerprint = {}
+    ranks.together(lambda: mine.update(fingerprint(cfg.data.path, schema, splits)))
+    for rank, other in enumerate(ranks.gather(mine)):
+        if parts := differing(mine, other):
+            raise DataError(
+                f"data.path={cfg.data.path}: ranks {ranks.rank} and {rank} read different data there "
+                f"({', '.join(parts)}). Give every machine the same files."
+            )
+    return mine
 
 
 def _train_reader(cfg: RunConfig, ranks: Ranks, state: dict[str, Any] | None) -> Reader:
@@ -230,15 +298,27 @@ def _loaded(cfg: RunConfig, options: dict[str, str], ranks: Ranks, device: torch
     ranks = _control_group(cfg, ranks)
     found: list[Path] = []
     ranks.together(lambda: found.append(run_folder.find(Path(options["run"]), options.get("checkpoint"))))
-    engine, _ = make_engine(cfg, _read_data(cfg), ranks, device, Traffic())
+    schema = _read_data(cfg)
+    _check_evaluated(cfg, schema, found[0], options.get("split", "test"), ranks)
+    engine, _ = make_engine(cfg, schema, ranks, device, Traffic())
     checkpoint.load(engine, found[0], ranks)
     return engine, found[0], ranks
 
 
+def _check_evaluated(cfg: RunConfig, schema: DatasetSchema, found: Path, split: str, ranks: Ranks) -> None:
+    """Data replaced under the run's own path is an error; another path is the user's wish, and rank 0 says so."""
+    data = _fingerprint(cfg, schema, ranks, (schema.used_split(split),))
+    meta: dict[str, Any] = {}
+    ranks.together(lambda: meta.update(checkpoint.read_meta(found)))
+    if meta["settings"]["data.path"] == cfg.data.path:
+        resume.check_data(meta, data, cfg.data.path, found)
+    elif ranks.first and differing(meta["data"], data):
+        logger.warning("data.path=%s holds other rows than those of the run", cfg.data.path)
+
+
 def _evaluated(schema: DatasetSchema) -> list[str]:
-    """Splits that training evaluates. Without validation rows the reader takes test's for them."""
-    has_test = schema.splits.get("test", 0) > 0
-    return ["validation"] * (has_test or schema.splits.get("validation", 0) > 0) + ["test"] * has_test
+    """Splits that training evaluates: those with rows."""
+    return [split for split in ("validation", "test") if schema.splits.get(split, 0)]
 
 
 def _total_steps(cfg: RunConfig, reader: Reader, step: int) -> int:
@@ -262,16 +342,10 @@ def _json_number(value: float) -> float | str:
     return value if math.isfinite(value) else "inf"
 
 
-def _say_start(
-    log: RunLog, cfg: RunConfig, folder: Path, start: Path | None, resumed: checkpoint.Loaded | None
-) -> None:
+def _say_start(log: RunLog, cfg: RunConfig, folder: Path, schema: DatasetSchema, resumed: str | None) -> None:
     log.say(f"{cfg.model['_target_'].rpartition('.')[2]}, {cfg.consistency.mode} -> {folder}")
-    if resumed is None:
-        return
-    if resumed.exact:
-        log.say(f"goes on from {start}, bit for bit")
-    else:
-        log.say(
-            f"goes on from {start}; mode, plan, world size or cache differ from its own: weights, optimizer state and "
-            "data position are taken up, caches start empty and clocks at 0"
-        )
+    if resumed is not None:
+        log.say(resumed)
+    if not schema.splits.get("validation", 0):
+        often = "" if cfg.train.eval_every is None else f" and every {cfg.train.eval_every} steps"
+        log.say(f"the data has no validation rows: test is evaluated at the end{often}")

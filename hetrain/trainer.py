@@ -15,6 +15,7 @@ from hetrain import checkpoint
 from hetrain.checkpoint import Loaded
 from hetrain.config import CheckpointConfig, TrainConfig
 from hetrain.data.batch import Batch
+from hetrain.data.fingerprint import Fingerprint
 from hetrain.data.reader import Reader
 from hetrain.engine import Engine
 from hetrain.evaluate import Metrics, compute_metrics, evaluate
@@ -24,6 +25,7 @@ from hetrain.telemetry.run_log import RunLog
 from hetrain.training import summary
 from hetrain.training.loss_guard import Guard
 from hetrain.training.meter import Meter
+from hetrain.training.run_lock import RunLock
 from hetrain.training.stop_signal import StopSignal
 
 
@@ -54,13 +56,15 @@ class Setup:
     ranks: Ranks
     device: torch.device
     folder: Path
+    lock: RunLock | None  # rank 0's hold on the folder, until the run ends
     log: RunLog
     traffic: Traffic
     train: TrainConfig
     checkpoint: CheckpointConfig
     log_every: int
     about: dict[str, Any]  # model, mode, staleness, ...: goes into the summary as it is
-    settings: dict[str, Any]  # flat config, for TensorBoard
+    settings: dict[str, Any]  # flat config
+    data: Fingerprint
     resumed: Loaded | None = None
 
 
@@ -73,12 +77,13 @@ class Trainer:
         self.step = 0
         self.best = Best()
         self.validation: Metrics | None = None  # of the newest evaluation
+        self.test: Metrics | None = None  # of the newest evaluation, where there is nothing to validate on
         self.weights_step: int | None = None  # when the final numbers are not those of the last step
         self.before: dict[str, Any] = {}  # totals of earlier sittings of this run
         self.last_saved = self.last_evaluated = -1
         if setup.resumed is not None:
             self.step = self.last_saved = setup.resumed.step
-            self.best = Best(**setup.resumed.meta.get("early_stopping") or {})
+            self.best = self._earlier_best(setup.resumed)
             self.before = setup.resumed.meta.get("totals", {})
         self.guard = Guard(setup.ranks.rank, setup.reader.schema.dense, self.step)
         self.meter = Meter(setup.ranks)
@@ -103,6 +108,14 @@ class Trainer:
             return result
         finally:
             self.setup.log.close()
+            if self.setup.lock is not None:
+                self.setup.lock.release()
+
+    def _earlier_best(self, resumed: Loaded) -> Best:
+        """The best so far, where its weights are among our own checkpoints; another run's are out of our hands."""
+        best = Best(**resumed.meta["early_stopping"] or {})
+        kept = (checkpoint.step_folder(self.checkpoints, best.step) / checkpoint.META).is_file()
+        return best if kept and resumed.path.parent.resolve() == self.checkpoints.resolve() else Best()
 
     def _train(self) -> str | Signals:
         """Step until something ends training; says what."""
@@ -133,7 +146,7 @@ class Trainer:
     def _finished(self, reason: str) -> dict[str, Any]:
         """The end of a whole run: last evaluation, checkpoint, flush, test."""
         setup = self.setup
-        if self.last_evaluated != self.step:
+        if self.last_evaluated != self.step and "validation" in setup.splits:
             self._evaluate()
         # Saved before the flush: with held-back updates still apart, a longer run can go on from here bit for bit.
         self._save()
@@ -144,7 +157,8 @@ class Trainer:
                 checkpoint.load(setup.engine, best, setup.ranks)
                 self.weights_step = self.best.step
                 setup.log.say(f"took the weights of step {self.best.step}, the best on validation")
-            test = self._metrics_of("test")
+            tested = self.test if self.last_evaluated == self.step else None
+            test = tested or self._metrics_of("test")
         result = self._summary(reason, test)
         numbers = {k: result[k] for k in ("auc", "logloss", "examples_per_s") if result[k] is not None}
         setup.log.hyperparameters(setup.settings, numbers)
@@ -174,9 +188,14 @@ class Trainer:
         self.setup.log.train(self.step, self.meter.values(self._train_seconds(), self.setup.reader.wait_s))
 
     def _evaluate(self) -> bool:
-        """Evaluate on validation; whether it is the best so far."""
+        """Evaluate on validation; whether it is the best so far.
+
+        Without validation rows: on test, where train.eval_every asks for it, and nothing is chosen by that.
+        """
         with self._paused():
             self.validation = self._metrics_of("validation")
+            if "validation" not in self.setup.splits and self.setup.train.eval_every is not None:
+                self.test = self._metrics_of("test")
         self.last_evaluated = self.step
         return self.validation is not None and self.best.better(self.validation.auc, self.step)
 
@@ -196,6 +215,8 @@ class Trainer:
             "early_stopping": None if self.best.step == 0 else vars(self.best),
             "totals": self._totals(),
             "versions": summary.versions(),
+            "settings": self.setup.settings,
+            "data": self.setup.data,
         }
         path = checkpoint.step_folder(self.checkpoints, self.step)
         with self._paused():
@@ -239,4 +260,5 @@ class Trainer:
             "weights_step": self.step if self.weights_step is None else self.weights_step,
             "stop_reason": reason,
             "interrupted": False,
+            "data": self.setup.data,
         }

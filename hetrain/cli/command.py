@@ -110,7 +110,9 @@ def _own_keys(arguments: Arguments) -> tuple[dict[str, str], list[str]]:
 
 
 def _saved_config(verb: str, own: dict[str, str]) -> Path:
-    """config.yaml of the run that `run=` names; checks the verb's own keys."""
+    """config.yaml of the run that `run=` names; checks it and the verb's own keys."""
+    from hetrain.config.saved import read_saved
+
     if not own.get("run"):
         raise ConfigError(f"{verb} needs a trained run.\n  As in: hetrain {verb} run=runs/NAME")
     if verb == "predict" and not own.get("out"):
@@ -120,6 +122,7 @@ def _saved_config(verb: str, own: dict[str, str]) -> Path:
     config = Path(own["run"]) / "config.yaml"
     if not config.is_file():
         raise ConfigError(f"run={own['run']}: there is no {config}.\n  Name the folder that a training left.")
+    read_saved(config)
     return config
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from hetrain.durable import write_text
+
 
 class Screen(Protocol):
     """What the user sees while a run goes on."""
@@ -38,7 +40,7 @@ class RunLog:
         path = self._folder / "metrics.jsonl"
         if path.exists():
             kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
-            path.write_text("".join(line + "\n" for line in kept))
+            write_text(path, "".join(line + "\n" for line in kept))
         self._file = path.open("a", buffering=1)
         if self._tensorboard:
             # a second or so to import: only when asked for

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run between two steps, the same two on every rank."""
+"""Ctrl-C, SIGTERM and a closed terminal (SIGHUP) end a run between two steps, the same two on every rank."""
 
 import signal
 from types import FrameType, TracebackType
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from hetrain.ranks import Ranks
 
-CAUGHT = (signal.SIGTERM, signal.SIGINT)
+CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopSignal:
@@ -24,6 +24,8 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         for number in CAUGHT:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # `nohup`: the run outlives its terminal
             self._before[number] = signal.signal(number, self._caught)
         return self
 

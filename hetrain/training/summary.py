@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import hetrain
+from hetrain.durable import write_text
 
 PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "tensordict", "torchmetrics", "pyarrow", "numpy")
 
@@ -80,6 +81,4 @@ def _with_hit_rate(cache: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write summary.json, whole or not at all."""
-    aside = folder / "summary.json.tmp"
-    aside.write_text(json.dumps(summary, indent=2) + "\n")
-    aside.replace(folder / "summary.json")
+    write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
