@@ -3,6 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from hetrain.errors import ConfigError
+
 
 def loss_share(logits: Tensor, labels: Tensor, weights: Tensor | None, global_size: int) -> tuple[Tensor, Tensor]:
     """Binary cross-entropy of this rank's examples over the examples of all ranks.
@@ -19,6 +21,22 @@ def loss_share(logits: Tensor, labels: Tensor, weights: Tensor | None, global_si
 
     Returns:
         The loss to run backward on, [] float32, and the detached sum of the example losses, [] float32.
+
+    Raises:
+        ConfigError: the model gave anything but [B] logits with a graph behind them.
     """
+    if not isinstance(logits, Tensor) or logits.shape != labels.shape or not logits.requires_grad:
+        raise _no_logits(logits, labels.shape[0])
     total = F.binary_cross_entropy_with_logits(logits, labels, weight=weights, reduction="sum")
     return total / global_size, total.detach()
+
+
+def _no_logits(found: object, examples: int) -> ConfigError:
+    if not isinstance(found, Tensor):
+        shown = f"a {type(found).__name__}"
+    else:
+        shown = str(list(found.shape)) + ("" if found.requires_grad else " without a gradient (detached?)")
+    return ConfigError(
+        f"model._target_: model.forward must return logits [B] = [{examples}], one an example, got {shown}. "
+        "Mend the model's forward, for instance by squeeze(1) at its end."
+    )

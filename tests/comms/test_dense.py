@@ -82,7 +82,7 @@ def test_one_rank_is_left_alone() -> None:
 
 
 def test_weights_mask_padding() -> None:
-    logits = torch.tensor([0.5, -1.0, 3.0])
+    logits = torch.tensor([0.5, -1.0, 3.0], requires_grad=True)
     labels = torch.tensor([1.0, 0.0, 1.0])
     masked, total = loss_share(logits, labels, torch.tensor([1.0, 1.0, 0.0]), 4)
     plain, _ = loss_share(logits[:2], labels[:2], None, 4)
