@@ -7,6 +7,10 @@ when it was fetched) and a current clock `c_c` (+1 per step that updates the cop
     own bound:     c_c <= c_s + s    (own updates held back)
     others' bound: c_g <= c_c + s    (others' updates missed)
 
+With `s` = 0 a row that changed is pushed and fetched again before its next read. That is not yet `bsp`: what another
+worker holds back does not count in `c_g` until that worker pushes it, when it reads or evicts the row. Only without
+a cache is every update pushed in its own step.
+
 The cache, the owner and the per-key reference of the tests all call these functions. They are
 written with operators alone, so they take Python ints, numpy arrays and int64 tensors.
 """

@@ -1,7 +1,6 @@
 """`-m`: one training per combination of swept values, each in its folder, and one table at the end."""
 
 import csv
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hetrain.config import RunConfig
-from hetrain.config.compose import compose, expand
+from hetrain.config.compose import compose, expand, parse
 from hetrain.errors import ConfigError, HetrainError
 from hetrain.launch.job import Job
 from hetrain.launch.quiet import quiet_third_parties
@@ -31,6 +30,7 @@ class SweepJob:
     config: RunConfig | None = None  # None: it cannot run
     folder: Path | None = None
     error: HetrainError | None = None
+    state: str = "not started"  # or finished, interrupted, failed
 
 
 def run(verb: str, overrides: Sequence[str], folders: Sequence[Path]) -> int:
@@ -65,28 +65,33 @@ def run(verb: str, overrides: Sequence[str], folders: Sequence[Path]) -> int:
 
 def _jobs(overrides: Sequence[str], folders: Sequence[Path]) -> list[SweepJob]:
     """All jobs with their configs, or the errors why they cannot run."""
+    for override in parse(overrides):
+        if override.key_or_group == "name" or (override.key_or_group == "runs" and override.is_sweep_override()):
+            raise ConfigError(
+                f"{override.input_line}: a sweep names the folders of its jobs itself: 0, 1, ... in one of its own.\n"
+                "  Leave name out; runs=DIR says where the sweep's folder is made."
+            )
     combinations = expand(overrides)
     lines = [dict(line.lstrip("+").partition("=")[::2] for line in lines) for lines in combinations]
     swept = [key for key in lines[0] if len({line[key] for line in lines}) > 1] if lines else []
-    parent = Path("multirun") / time.strftime("%Y-%m-%d_%H-%M-%S")
     jobs = []
     for number, (combination, values) in enumerate(zip(combinations, lines, strict=True)):
         job = SweepJob(number, {key: values[key] for key in swept})
         try:
-            config = compose(combination, folders)
-            job.config = replace(config, runs=str(parent), name=str(number))
-            job.folder = parent / str(number)
+            job.config = compose(combination, folders)
         except ConfigError as error:
-            job.error = error
+            job.error, job.state = error, "failed"
         jobs.append(job)
-    if any(job.config is not None for job in jobs):
-        _claim(parent, jobs)
+    runs = next((job.config.runs for job in jobs if job.config is not None), None)
+    if runs is not None:
+        place = "multirun" if runs == RunConfig().runs else runs
+        _claim(Path(place) / time.strftime("%Y-%m-%d_%H-%M-%S"), jobs)
     return jobs
 
 
 def _claim(parent: Path, jobs: Sequence[SweepJob]) -> None:
     """Make the sweep's folder; a second sweep started in the same second gets the next free name."""
-    parent.parent.mkdir(exist_ok=True)
+    parent.parent.mkdir(parents=True, exist_ok=True)
     name, tries = parent, 1
     while True:
         try:
@@ -97,7 +102,7 @@ def _claim(parent: Path, jobs: Sequence[SweepJob]) -> None:
             name = parent.with_name(f"{parent.name}_{tries}")
     for job in jobs:
         if job.config is not None:
-            job.config = replace(job.config, runs=str(name))
+            job.config = replace(job.config, runs=str(name), name=str(job.number))
             job.folder = name / str(job.number)
 
 
@@ -105,11 +110,28 @@ def _train(verb: str, job: SweepJob) -> int:
     """Run one job; 0, or the exit code when a signal stopped it (and the sweep with it)."""
     assert job.config is not None
     try:
-        return launch(Job(verb, job.config), perform, run_rank, own_process=True)
+        stopped = launch(Job(verb, job.config), perform, run_rank, own_process=True)
+        job.state = "interrupted" if stopped and not _has_ended(job) else "finished"
+        return stopped
+    except KeyboardInterrupt:  # before the launcher took over signals
+        job.state = "interrupted"
+        return 130
     except HetrainError as error:
-        job.error = error
+        job.error, job.state = error, "failed"
         print(f"job {job.number} ({_label(job)}) failed: {error}", file=sys.stderr)
         return 0
+
+
+def _has_ended(job: SweepJob) -> bool:
+    """Whether the job got to its end: a signal may come when all is done."""
+    summary = _summary(job)
+    return summary is not None and not summary.get("interrupted")
+
+
+def _summary(job: SweepJob) -> dict[str, Any] | None:
+    from hetrain.training.run_folder import read_summary  # imports torch
+
+    return None if job.folder is None else read_summary(job.folder)
 
 
 def _label(job: SweepJob) -> str:
@@ -117,11 +139,10 @@ def _label(job: SweepJob) -> str:
 
 
 def _figures(job: SweepJob) -> list[str]:
-    """The job's numbers as text, "-" where there is none."""
-    file = job.folder / "summary.json" if job.folder else None
-    if file is None or not file.is_file():
+    """The job's numbers as text, "-" where there is none: an interrupted job's would pass for its final ones."""
+    summary = _summary(job) if job.state == "finished" else None
+    if summary is None:
         return ["-"] * len(FIGURES)
-    summary: dict[str, Any] = json.loads(file.read_text())
     cache = summary.get("cache") or {}
     forms = {
         "auc": (summary.get("auc"), "{:.4f}"),
@@ -136,8 +157,8 @@ def _figures(job: SweepJob) -> list[str]:
 
 def _report(jobs: Sequence[SweepJob]) -> None:
     """The table, the failed jobs by name, and the same table as multirun/.../results.csv."""
-    head = ["job", *jobs[0].swept, *FIGURES]
-    rows = [[str(job.number), *job.swept.values(), *_figures(job)] for job in jobs]
+    head = ["job", *jobs[0].swept, "state", *FIGURES]
+    rows = [[str(job.number), *job.swept.values(), job.state, *_figures(job)] for job in jobs]
     print()
     if sys.stdout.isatty():
         _rich_table(head, rows)

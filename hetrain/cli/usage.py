@@ -50,11 +50,14 @@ most used keys
   train.eval_every=N             steps between evaluations; null: at the end of each epoch
   optimizer.rows.lr=0.02         learning rate of embedding rows; optimizer.dense.lr that of the rest
   consistency=bsp|het            rows always fresh, or cached within a bound
-  consistency.staleness=100      updates a cached row may hold back or miss (het); 0 exact, inf no bound
-  consistency.cache.capacity=0.1 rows kept per process: a share, or a number above 1
+  consistency.staleness=100      updates a cached row may hold back, and its owner may be ahead (het); inf: no bound
+                                 0: a changed row is sent and fetched before its next read, which is not yet bsp:
+                                 what another process holds back is seen once that one sends it
+  consistency.cache.capacity=0.1 rows kept per process: a share, or a number above 1; 0: none, which equals bsp
   model.embedding_dim=16         width of a row, a multiple of 4
   launch.nproc=2                 processes on this machine; null: one per GPU, else 2
-  name=NAME                      run folder; the same name goes on from its last checkpoint
+  name=NAME                      run folder in runs=DIR; the same name goes on from its last checkpoint
+                                 (-m: jobs are named 0, 1, ... in DIR/TIME, or multirun/TIME)
 
 examples
   hetrain train +experiment=criteo_het
@@ -63,6 +66,7 @@ examples
   hetrain train -m +experiment=criteo_het consistency.staleness=0,10,100,10000
   hetrain train model._target_=my_models.Mine +model.width=64
   torchrun --nnodes 2 --nproc-per-node 8 ... -m hetrain train +experiment=criteo_het   (srun works alike)
+    torchrun has the last word on exit codes: 1 for every error, and its own traceback after SIGTERM
 """,
     "eval": """\
 usage: hetrain eval run=runs/NAME [checkpoint=best|last|step_N] [split=test|validation|train] [KEY=VALUE ...]

@@ -21,6 +21,8 @@ SHARDING_TYPES = (
     "table_column_wise",
     "grid_shard",
 )
+MOST = 1 << 24  # examples of a batch: more is a slip of the finger
+MOST_IDS = 200_000_000  # of a sample, all columns together: 24 bytes each while it is made
 STORE_SHARDING = ("table_wise", "row_wise")
 SPLITS = ("train", "validation", "test")
 
@@ -52,6 +54,11 @@ def _at_least(key: str, value: float | None, least: float, remedy: str = "") -> 
         yield _finding(key, value, f"at least {least}", remedy)
 
 
+def _at_most(key: str, value: float | None, most: float, remedy: str = "") -> Iterator[str]:
+    if value is not None and value > most:
+        yield _finding(key, value, f"at most {most:,}", remedy)
+
+
 def _positive(key: str, value: float | None, remedy: str = "") -> Iterator[str]:
     if value is not None and not (value > 0 and math.isfinite(value)):
         yield _finding(key, value, "a number above 0", remedy)
@@ -74,6 +81,7 @@ def _data(cfg: RunConfig) -> Iterator[str]:
     yield from _one_of("data.on_bad_row", data.on_bad_row, ("error", "skip"))
     for key in ("min_count", "shuffle_window", "prefetch"):
         yield from _at_least(f"data.{key}", getattr(data, key), 1)
+    yield from _at_most("data.prefetch", data.prefetch, 1024, "So many batches wait in memory.")
     shares = {name: getattr(split, name) for name in SPLITS}
     for name, share in shares.items():
         yield from _at_least(f"data.split.{name}", share, 0)
@@ -85,17 +93,29 @@ def _data(cfg: RunConfig) -> Iterator[str]:
     elif all(share <= 1 for share in used) and sum(used) > 1 + 1e-9:
         yield _finding("data.split", shares, "shares that add up to at most 1")
     yield from _at_least("data.sample.rows", sample.rows, 100, "A split needs rows of both labels.")
+    yield from _at_most(
+        "data.sample.rows", sample.rows, 10**10, "A sample is for trying things; prepare real logs for more."
+    )
     yield from _at_least("data.sample.dense", sample.dense, 1)
+    yield from _at_most("data.sample.dense", sample.dense, 10_000)
+    yield from _at_least("data.sample.seed", sample.seed, 0)
     yield from _positive("data.sample.zipf", sample.zipf)
     if not 0 < sample.base_rate < 1:
         yield _finding("data.sample.base_rate", sample.base_rate, "a share between 0 and 1")
     if any(rows < 2 for rows in sample.cardinalities):
         yield _finding("data.sample.cardinalities", sample.cardinalities, "at least 2 ids in every column")
+    if sum(sample.cardinalities) > MOST_IDS:
+        yield _finding(
+            "data.sample.cardinalities",
+            sample.cardinalities,
+            f"at most {MOST_IDS:,} ids in all columns together",
+            "The sample's model keeps every id in memory; for larger tables prepare real logs.",
+        )
 
 
 def _model(cfg: RunConfig) -> Iterator[str]:
     target = cfg.model.get("_target_")
-    if not isinstance(target, str) or "." not in target:
+    if not isinstance(target, str) or "." not in target or not all(part.isidentifier() for part in target.split(".")):
         yield _finding(
             "model._target_", target, "the import path of a model class", "As in model._target_=hetrain.models.WDL."
         )
@@ -104,6 +124,8 @@ def _model(cfg: RunConfig) -> Iterator[str]:
         yield _finding(
             "model.embedding_dim", dim, "a positive multiple of 4", "FBGEMM's kernels read rows in groups of 4 floats."
         )
+    else:
+        yield from _at_most("model.embedding_dim", dim, 1 << 14)
 
 
 def _optimizer(cfg: RunConfig) -> Iterator[str]:
@@ -161,7 +183,7 @@ def _consistency(cfg: RunConfig) -> Iterator[str]:
             "consistency.staleness",
             mode.staleness,
             "a whole number of updates, at least 0, or inf",
-            "0 keeps rows exact.",
+            "With 0 a changed row is sent and fetched again before its next read.",
         )
     yield from _one_of("consistency.clock", mode.clock, ("max", "sum"))
     yield from _one_of("consistency.validation", mode.validation, ("clock",), ("directory",))
@@ -178,7 +200,8 @@ def _launch(cfg: RunConfig) -> Iterator[str]:
     yield from _at_least("launch.nproc", launch.nproc, 1, "null starts one per GPU, else 2.")
     yield from _at_least("launch.threads", launch.threads, 1, "null shares the cores out.")
     yield from _one_of("launch.device", launch.device, ("auto", "cpu", "cuda"))
-    yield from _positive("launch.timeout_s", launch.timeout_s)
+    yield from _at_least("launch.timeout_s", launch.timeout_s, 1, "Ranks need seconds to find each other.")
+    yield from _at_most("launch.timeout_s", launch.timeout_s, 10_000_000)
     yield from _at_least("launch.max_restarts", launch.max_restarts, 0)
     if launch.max_restarts > 0 and cfg.checkpoint.resume == "never":
         yield _finding(
@@ -193,6 +216,10 @@ def _train(cfg: RunConfig) -> Iterator[str]:
     train = cfg.train
     for key in ("batch_size", "epochs", "max_steps", "eval_every", "eval_batch_size", "patience"):
         yield from _at_least(f"train.{key}", getattr(train, key), 1)
+    for key in ("batch_size", "eval_batch_size"):
+        yield from _at_most(
+            f"train.{key}", getattr(train, key), MOST, "It counts the examples of one process and step."
+        )
     if train.patience is not None and cfg.data.split.validation == 0:
         yield _finding(
             "train.patience",

@@ -5,7 +5,7 @@ Hydra and OmegaConf are imported late: `hetrain --help` needs neither.
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 GROUPS = ("data", "model", "optimizer", "planner", "consistency", "comms", "launch")
 EXPERIMENT = "experiment"
+STRUCTURED = re.compile(  # values that the grammar must read: lists, mappings, quoted text, functions
+    r"[\[{'\"]|(choice|range|interval|glob|sort|shuffle|tag|extend_list|int|float|str|bool|json_str)\("
+)
 
 
 def shipped_configs() -> Path:
@@ -48,6 +51,24 @@ def group_options(group: str, folders: Sequence[Path]) -> list[str]:
     return sorted({file.stem for folder in folders for file in (folder / group).glob("*.yaml")})
 
 
+def quoted(argument: str) -> str:
+    """KEY=VALUE with the value in quotes, for text that Hydra's grammar has no letters for (accents, brackets, =).
+
+    Values that look like a list, a mapping or a function stay as they are: a slip in them must not become text.
+    """
+    key, equals, value = argument.partition("=")
+    if not equals or not value or STRUCTURED.match(value):
+        return argument
+    parts = [_in_quotes(part) for part in value.split(",")]
+    return f"{key}={','.join(parts)}"
+
+
+def _in_quotes(text: str) -> str:
+    """Quoted as Hydra reads it: only quotes, and backslashes before a quote, are escaped."""
+    inner = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{inner}'"
+
+
 def parse(arguments: Sequence[str]) -> "list[Override]":
     """The command line's overrides, read with Hydra's grammar."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -59,6 +80,9 @@ def parse(arguments: Sequence[str]) -> "list[Override]":
         try:
             found += parser.parse_overrides([argument])
         except HydraException as error:
+            with suppress(HydraException):
+                found += parser.parse_overrides([quoted(argument)])
+                continue
             raise ConfigError(
                 f"{argument!r} is not an override (KEY=VALUE or GROUP=NAME): {str(error).splitlines()[0]}\n"
                 "  Quote a value with spaces or brackets for the shell: 'model.hidden=[256,64]'"
@@ -158,6 +182,9 @@ def _hydra_override(override: "Override", folders: Sequence[Path], over_base: bo
         return line
     if override.is_sweep_override():
         raise ConfigError(f"{line}: this sweeps over several values.\n  Add -m to run one job for each of them.")
+    if key in GROUPS and not isinstance(override.value(), dict):
+        options = ", ".join(group_options(key, folders))
+        raise ConfigError(f"{line}: {key} is one of: {options}; or set a key below it, as in {key}.KEY=VALUE.")
     if is_section(key) and not isinstance(override.value(), dict):
         raise ConfigError(f"{line}: {key!r} is {expected(key)}; set one of those, as in {key}.KEY=VALUE.")
     return f"++{bare}"

@@ -32,7 +32,7 @@ def model_class(target: str) -> type:
 def check_model(model: dict[str, Any]) -> None:
     """Raise ConfigError when the class of `model` cannot be made with the given keys."""
     kind = model_class(model["_target_"])
-    parameters = list(inspect.signature(kind).parameters.values())
+    parameters = _parameters(model["_target_"], kind)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     allowed = [p.name for p in named if p.name not in GIVEN]
     given = [key for key in model if key != "_target_"]
@@ -54,3 +54,13 @@ def check_model(model: dict[str, Any]) -> None:
     needed = [p.name for p in named if p.default is p.empty and p.name in allowed and p.name not in given]
     if needed:
         raise ConfigError(f"model: {kind.__name__} needs {', '.join(f'model.{name}' for name in needed)} as well.")
+
+
+def _parameters(target: str, kind: type) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(kind).parameters.values())
+    except (TypeError, ValueError):  # built-in classes have none
+        raise ConfigError(
+            f"model._target_={target}: its arguments cannot be read, so it is no model class.\n"
+            f"  A model class takes {', '.join(GIVEN)} and then its own keyword arguments."
+        ) from None

@@ -105,7 +105,7 @@ class ConsistencyConfig:
     """How fresh a row must be when it is read."""
 
     mode: str = "bsp"  # bsp | het
-    staleness: float = 100  # updates (het); inf: no bound
+    staleness: float = 100  # updates (het); inf: no bound; 0 is not bsp, an empty cache is
     clock: str = "max"  # max (the paper) | sum (a count of updates)
     validation: str = "clock"  # clock (the paper)
     cache: CacheConfig = field(default_factory=CacheConfig)

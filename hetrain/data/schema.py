@@ -6,6 +6,7 @@ schema.json is a finished data set.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hetrain.errors import DataError
 FORMAT = 1
 SPLITS = ("train", "validation", "test")
 LABEL = "label"
+MOST_ROWS = 1 << 40  # of a table: offsets of tables then stay far inside of int64
 SCHEMA_FILE = "schema.json"
 
 
@@ -82,7 +84,7 @@ def load_schema(path: str | Path) -> DatasetSchema:
             raise DataError(
                 f"{file}: format {raw['format']}, this version reads {FORMAT}. Remove {path} and prepare it again."
             )
-        return DatasetSchema(
+        schema = DatasetSchema(
             dense=tuple(raw["dense"]),
             sparse=tuple(SparseColumn(**column) for column in raw["sparse"]),
             splits={name: int(rows) for name, rows in raw["splits"].items()},
@@ -90,5 +92,30 @@ def load_schema(path: str | Path) -> DatasetSchema:
             made_from=raw.get("made_from", {}),
             report=raw.get("report", {}),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{file}: damaged ({error!r}). Remove {path} and prepare it again.") from error
+    for fault in _faults(schema):
+        raise DataError(f"{file}: {fault}. Mend it, or remove {path} and prepare it again.")
+    return schema
+
+
+def _faults(schema: DatasetSchema) -> Iterator[str]:
+    """What no model can be built on."""
+    names = [LABEL, *schema.dense, *(column.name for column in schema.sparse)]
+    if not all(type(name) is str and name for name in names):
+        yield "a column's name is no text"
+    twice = sorted({str(name) for name in names if names.count(name) > 1})
+    if twice:
+        yield f"the columns {', '.join(twice)} are there twice"
+    if not schema.sparse:
+        yield "there are no sparse columns, so there is nothing to embed"
+    for column in schema.sparse:
+        if "." in column.name:
+            yield f"column {column.name}: a sparse column's name must hold no '.', as PyTorch names modules by it"
+        if type(column.rows) is not int or not 0 < column.rows < MOST_ROWS:
+            yield f"column {column.name}: rows={column.rows!r}, expected a whole number from 1 to 2^40"
+        if column.multi_hot not in (True, False):
+            yield f"column {column.name}: multi_hot={column.multi_hot!r}, expected true or false"
+    for split, rows in schema.splits.items():
+        if split not in SPLITS or rows < 0:
+            yield f"splits: {split}={rows}, expected the rows of {', '.join(SPLITS)}"

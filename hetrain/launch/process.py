@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from hetrain.config import LaunchConfig
 from hetrain.errors import ConfigError
-from hetrain.launch.rank_environment import RankEnvironment
+from hetrain.launch.rank_environment import RankEnvironment, check_room, cores
 from hetrain.ranks import Ranks
 
 
@@ -39,11 +39,6 @@ def device_of(launch: LaunchConfig, environment: RankEnvironment) -> torch.devic
     return torch.device("cuda", environment.local_rank)
 
 
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def threads_of(launch: LaunchConfig, local_world_size: int) -> int:
     """Compute threads per process."""
     return launch.threads or max(1, cores() // local_world_size)
@@ -61,6 +56,7 @@ def use_loopback(environment: RankEnvironment) -> None:
 @contextmanager
 def process_group(launch: LaunchConfig, environment: RankEnvironment) -> Iterator[tuple[Ranks, torch.device]]:
     """Join the other ranks: gloo for CPU tensors, NCCL as well on GPUs. A run of one process has a group of one."""
+    check_room(launch, environment.local_world_size)
     device = device_of(launch, environment)
     torch.set_num_threads(threads_of(launch, environment.local_world_size))
     use_loopback(environment)

@@ -1,10 +1,14 @@
 """Which process of the run this is, read from the variables of torchrun or Slurm. No torch."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hetrain.config import LaunchConfig
 from hetrain.errors import ConfigError
+
+MOST_PROCESSES, MOST_THREADS = 16, 16  # of one machine, and of one process; more where there are more cores
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,27 @@ class RankEnvironment:
             "MASTER_ADDR": self.master_addr,
             "MASTER_PORT": str(self.master_port),
         }
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_room(launch: LaunchConfig, local_world_size: int) -> None:
+    """ConfigError for numbers of processes or threads that would exhaust this machine.
+
+    Not a check of the config: a run saved on a large machine may be evaluated on a small one with other numbers.
+    """
+    for key, value, most in [
+        ("nproc", local_world_size, max(MOST_PROCESSES, 4 * cores())),
+        ("threads", launch.threads or 1, max(MOST_THREADS, 4 * cores())),
+    ]:
+        if value > most:
+            raise ConfigError(
+                f"launch.{key}={value}: expected at most {most} on this machine with {cores()} cores. "
+                f"Leave it out to have the cores shared out."
+            )
 
 
 def read_environment(env: Mapping[str, str]) -> RankEnvironment | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hetrain.launch import failures
 from hetrain.launch.job import Job
-from hetrain.launch.rank_environment import RankEnvironment, read_environment
+from hetrain.launch.rank_environment import RankEnvironment, check_room, read_environment
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -51,6 +51,7 @@ def _here(job: Job, environment: RankEnvironment, perform: Perform) -> int:
 
 
 def _local(job: Job, worker: Worker) -> int:
+    check_room(job.config.launch, job.config.launch.nproc or 1)
     cpu = job.config.launch.device == "cpu" or not Path("/dev/nvidiactl").exists()
     if cpu:  # a forked process cannot use a CUDA library that its parent has touched
         _start_server()

@@ -191,7 +191,7 @@ def _search(
     try:
         return planner.plan(bags, [BagSharder()])
     except PlannerError as error:
-        raise _no_plan(tables, row_optimizer, types, devices) from error
+        raise _no_plan(tables, row_optimizer, types, devices, batch_size) from error
 
 
 def _types_of(table: Table, types: Sequence[str], devices: DeviceSet) -> list[str]:
@@ -225,8 +225,10 @@ def _topology(devices: DeviceSet) -> Topology:
     )
 
 
-def _no_plan(tables: Sequence[Table], row_optimizer: str, types: Sequence[str], devices: DeviceSet) -> ConfigError:
-    """The error for tables that do not fit: names the one that needs most of a single rank."""
+def _no_plan(
+    tables: Sequence[Table], row_optimizer: str, types: Sequence[str], devices: DeviceSet, batch_size: int
+) -> ConfigError:
+    """The error for tables that do not fit: names the one that needs most of a single rank, or the batch size."""
 
     def whole(table: Table) -> float:
         state = {"sgd": 0, "adagrad": table.dim, "rowwise_adagrad": 1}[row_optimizer]
@@ -238,6 +240,12 @@ def _no_plan(tables: Sequence[Table], row_optimizer: str, types: Sequence[str], 
     table = max(tables, key=smallest)
     has = devices.memory / GIB
     total = sum(map(whole, tables))
+    if smallest(table) <= has and total < has * devices.world_size / 2:
+        return ConfigError(
+            f"no plan fits: all tables need {total:.2f} GiB, but with the buffers of train.batch_size={batch_size} "
+            f"examples {devices.world_size} ranks of {has:.2f} GiB each are too small. Lower train.batch_size, or "
+            "raise launch.nproc or planner.memory_gib"
+        )
     if smallest(table) > has:
         need = f"table {table.name!r} needs {smallest(table):.2f} GiB on a rank, which has {has:.2f} GiB"
     else:

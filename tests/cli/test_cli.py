@@ -118,9 +118,45 @@ def test_sweep_goes_on_and_ends_with_a_table(trained: Path) -> None:
     assert (folder / "0" / "summary.json").exists()
     assert (folder / "2" / "summary.json").exists()
     table = done.stdout[done.stdout.index("job  consistency.staleness") :].splitlines()
-    head = ["job", "consistency.staleness", "auc", "logloss", "examples/s", "bytes", "hit rate", "staleness"]
+    head = ["job", "consistency.staleness", "state", "auc", "logloss", "examples/s", "bytes", "hit rate", "staleness"]
     assert table[0].split("  ") == head or [cell.strip() for cell in table[0].split("  ") if cell.strip()] == head
     assert [line.split()[1] for line in table[1:4]] == ["0", "-1", "10"]
+    assert [line.split()[2] for line in table[1:4]] == ["finished", "failed", "finished"]
+
+
+def test_interrupted_sweep_says_so(trained: Path) -> None:
+    swept = ["train", "-m", *SMALL, "runs=sweeps", "seed=1,2", "train.epochs=5000", "telemetry.log_every=5"]
+    command = [sys.executable, "-m", "hetrain", *swept, "launch.nproc=1"]
+    process = subprocess.Popen(command, cwd=trained, stdout=subprocess.PIPE, text=True)
+    end = time.monotonic() + 120
+    while not any(file.stat().st_size for file in trained.glob("sweeps/*/0/metrics.jsonl")):
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    shown, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    rows = shown[shown.index("job  seed") :].splitlines()[1:3]
+    assert rows[0].split()[2:5] == ["interrupted", "-", "-"]
+    assert rows[1].split()[2:5] == ["not", "started", "-"]
+
+
+def test_a_sweep_has_no_name(trained: Path) -> None:
+    assert "a sweep names the folders of its jobs itself" in refused(trained, "train", "-m", "seed=1,2", "name=x,y")
+
+
+def test_eval_and_predict_make_no_data(trained: Path) -> None:
+    message = refused(trained, "eval", "run=runs/first", "data.path=nothing", code=DataError.exit_code)
+    assert message.startswith("data.path=nothing: no data set there.")
+    assert not (trained / "nothing").exists()
+    message = refused(trained, "eval", "run=runs/first", "data.sample.rows=500", code=DataError.exit_code)
+    assert "sample.rows: 4000 there, 500 asked for" in message
+
+
+def test_a_refused_write_is_no_defect(trained: Path) -> None:
+    (trained / "file").touch()
+    message = refused(trained, "train", *SMALL, "data.path=file/sample", "launch.nproc=1", code=1)
+    assert message.startswith("file: File exists.\n  Something is in the way")
 
 
 def test_sweep_of_a_misspelt_key_starts_nothing(tmp_path: Path) -> None:

@@ -40,6 +40,15 @@ def test_yaml_round_trip() -> None:
     assert from_yaml(to_yaml(cfg)) == cfg
 
 
+@pytest.mark.parametrize("text", ["Ünïcode", "日本", "it's", "a b", "a(1)", "x=y", "a'b\\", 'q"uote'])
+def test_any_text_is_a_value(text: str) -> None:
+    assert composed(f"name={text}", f"data.path=/däta/{text}").data.path == f"/däta/{text}"
+
+
+def test_a_sweep_over_any_text() -> None:
+    assert [composed(*line).name for line in expand(["name=ü,it's"])] == ["ü", "it's"]
+
+
 def test_saved_config_is_a_base(tmp_path: Path) -> None:
     saved = tmp_path / "config.yaml"
     saved.write_text(to_yaml(composed("train.batch_size=7", "name=x")))
@@ -77,6 +86,12 @@ def test_mistakes_in_a_users_file_name_the_file(tmp_path: Path) -> None:
 
 
 MESSAGES = {
+    "model=null": "model=null: model is one of: dcn, deepfm, dlrm, dlrm_dcn, wdl; or set a key below it",
+    "model._target_=a..b": "model._target_=a..b: expected the import path of a model class.",
+    "data.sample.cardinalities=[100000000000]": "data.sample.cardinalities=[100000000000]: expected at most 200,000,000",
+    "launch.timeout_s=0.001": "launch.timeout_s=0.001: expected at least 1.",
+    "train.batch_size=1000000000": "train.batch_size=1000000000: expected at most 16,777,216.",
+    "model.hidden=[256,64": "'model.hidden=[256,64' is not an override",
     "consistency.stalenes=3": "consistency.stalenes=3: there is no key 'consistency.stalenes'. Did you mean "
     "'consistency.staleness'?\n  Keys below 'consistency': mode, staleness, clock, validation, cache",
     "batch_size=3": "batch_size=3: there is no key 'batch_size'. Did you mean 'train.batch_size'?\n  Keys at the top:",
@@ -191,6 +206,7 @@ def test_model_arguments() -> None:
         ({"_target_": mine}, "model: Mine needs model.embedding_dim as well."),
         ({"_target_": "nowhere.Mine"}, "model._target_=nowhere.Mine: there is no module 'nowhere'."),
         ({"_target_": f"{__name__}.Yours"}, "has no class 'Yours', but"),
+        ({"_target_": "collections.OrderedDict"}, "its arguments cannot be read, so it is no model class."),
         ({"_target_": f"{__name__}.NotAModel"}, "its constructor lacks bags, dense_features, sparse_features."),
     ]:
         with pytest.raises(ConfigError) as error:

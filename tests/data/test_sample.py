@@ -99,7 +99,8 @@ def test_another_data_set_is_left_alone(tmp_path):
     with pytest.raises(DataError, match="is no data set"):
         ensure_sample(config(tmp_path / "s"))
     (tmp_path / "s" / "schema.json").write_text(
-        '{"format": 1, "dense": [], "sparse": [], "splits": {}, "made_from": {"kind": "criteo"}}'
+        '{"format": 1, "dense": [], "sparse": [{"name": "C1", "rows": 3}], "splits": {},'
+        ' "made_from": {"kind": "criteo"}}'
     )
     with pytest.raises(DataError, match="not a sample"):
         ensure_sample(config(tmp_path / "s"))
