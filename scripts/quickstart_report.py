@@ -36,7 +36,9 @@ def main() -> None:
         share = 1 - sent / empty
         against = f"{sent / 1e6:.1f} MB sent, about {empty / 1e6:.1f} MB with an empty cache"
         print(f"bytes saved  {share:.0%} of embedding traffic: {against}")
+        print(f"             (dense gradients, {summary['bytes']['dense'] / 1e6:.1f} MB, are not counted here)")
     print(f"run folder   {folder}")
+    print("\nnext         source .venv/bin/activate; hetrain --help; hetrain train --help")
 
 
 if __name__ == "__main__":
