@@ -67,8 +67,11 @@ def leave(folder: Path, failure: Failure) -> None:
     temporary.replace(folder / f"rank{failure.rank}.json")
 
 
-def cause(folder: Path, world_size: int, exit_codes: dict[int, int]) -> RankError:
-    """The error to show for a run whose ranks ended with `exit_codes` (those known; negative: a signal)."""
+def cause(folder: Path, world_size: int, exit_codes: dict[int, int], after_death: str = "") -> RankError:
+    """The error to show for a run whose ranks ended with `exit_codes` (those known; negative: a signal).
+
+    after_death: what to do when a process died without a word.
+    """
     told = [Failure(**json.loads(file.read_text())) for file in folder.glob("rank*.json")]
     told.sort(key=lambda failure: (failure.lost_peer, failure.time))
     silent = [rank for rank in range(world_size) if all(failure.rank != rank for failure in told)]
@@ -77,10 +80,10 @@ def cause(folder: Path, world_size: int, exit_codes: dict[int, int]) -> RankErro
         return _shown(told[0], world_size)
     if killed or (told and silent):  # the others only lost their peer: one that left no word is the cause
         rank = killed[0] if killed else silent[0]
-        return RankError(f"rank {rank} {_death(exit_codes.get(rank))}", 1)
+        return RankError(f"rank {rank} {_death(exit_codes.get(rank))}{after_death}", 1)
     if told:
         return _shown(told[0], world_size)
-    return RankError(f"the run's processes ended without a word (exit codes {exit_codes})", 1)
+    return RankError(f"the run's processes ended without a word (exit codes {exit_codes}){after_death}", 1)
 
 
 def _shown(failure: Failure, world_size: int) -> RankError:

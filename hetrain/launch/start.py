@@ -28,7 +28,7 @@ SHUTDOWN_S = 30  # for the other ranks to end after one failed
 
 # Does the job on this rank; returns the number of the signal that stopped it, or 0.
 Perform = Callable[[Job, RankEnvironment], int]
-Worker = Callable[[str], None]  # reads the job from the file at this path and performs it
+Worker = Callable[[str], int | None]  # as Perform, for the job in the file at this path
 
 
 def launch(job: Job, perform: Perform, worker: Worker, own_process: bool = False) -> int:
@@ -70,15 +70,25 @@ def _local(job: Job, worker: Worker) -> int:
         settings = _settings(job, nproc, Path(name), "forkserver" if cpu else "spawn")
         logging.disable(logging.CRITICAL)  # the failing rank's own error is shown in place of the launcher's reports
         try:
-            elastic_launch(settings, worker)(str(path))
+            results = elastic_launch(settings, worker)(str(path))
         except ChildFailedError as error:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             told = any(Path(name).glob("rank*.json"))
             if told or not stopped:
-                raise failures.cause(Path(name), nproc, codes) from None
+                raise failures.cause(Path(name), nproc, codes, _goes_on(job)) from None
+            return 128 + stopped[0]
         finally:
             logging.disable(logging.NOTSET)
-        return 128 + stopped[0] if stopped else 0
+        # A signal that came when there was nothing left to train has stopped nothing.
+        number = max((result or 0 for result in results.values()), default=0)
+        return 128 + (stopped[0] if stopped else number) if number else 0
+
+
+def _goes_on(job: Job) -> str:
+    """What to do after a process died."""
+    if job.verb != "train" or job.config.checkpoint.resume == "never":
+        return ""
+    return f"\n  Started again with name={job.config.name}, the run goes on from its last checkpoint."
 
 
 def _settings(job: Job, nproc: int, folder: Path, start_method: str) -> "LaunchConfig":
@@ -123,7 +133,8 @@ def _stop_forwarded(folder: Path) -> Iterator[list[int]]:
             if child.pid is not None:
                 os.kill(child.pid, signal.SIGINT if len(caught) == 1 else signal.SIGKILL)
 
-    before = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
+    ours = [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]  # but for `nohup`
+    before = {number: signal.signal(number, forward) for number in ours}
     try:
         yield caught
     finally:

@@ -16,8 +16,8 @@ from hetrain.launch.rank_environment import RankEnvironment, read_environment
 from hetrain.launch.start import STOP_FILE
 
 
-def run_rank(path: str) -> None:
-    """Perform the job in file `path` as one of the launcher's processes; leave a record beside it on failure."""
+def run_rank(path: str) -> int:
+    """`perform` the job in file `path` as one of the launcher's processes; leave a record beside it on failure."""
     end_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the server we were forked from ignores it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,7 +31,7 @@ def run_rank(path: str) -> None:
             sys.exit(128 + signal.SIGINT)
         job = Job.read(Path(path))
         places = job.places
-        perform(job, environment)
+        return perform(job, environment)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:  # noqa: BLE001 - the launcher shows it
@@ -54,7 +54,7 @@ def perform(job: Job, environment: RankEnvironment) -> int:
         job = ranks.gather(job)[0]  # rank 0's: ranks started apart may have chosen different run names
         if job.verb == "train":
             reason = build.build(job.config, ranks, device).run()["stop_reason"]
-            return signal.Signals[reason] if reason.startswith("SIG") else 0
+            return int(signal.Signals[reason]) if reason.startswith("SIG") else 0
         if job.verb == "eval":
             build.evaluate_run(job.config, job.options, ranks, device)
         else:

@@ -31,7 +31,7 @@ def _as_rank(path: str, work):  # type: ignore[no-untyped-def]
     assert environment is not None
     try:
         with process_group(Job.read(Path(path)).config.launch, environment):
-            work(environment.rank)
+            return work(environment.rank)
     except Exception as error:  # noqa: BLE001
         failure = failures.describe(environment.rank, error)
         failures.leave(Path(path).parent, failure)
@@ -75,10 +75,10 @@ def killed(path: str) -> None:
     _as_rank(path, work)
 
 
-def waits(path: str) -> None:
-    """Writes its process id, then saves when stopped, which takes a second."""
+def waits(path: str) -> int:
+    """Writes its process id, then saves when stopped, which takes a second; returns the signal's number."""
 
-    def work(rank: int) -> None:
+    def work(rank: int) -> int:
         folder = Path(os.environ[FOLDER])
         stopped: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -88,8 +88,14 @@ def waits(path: str) -> None:
             time.sleep(0.02)
         time.sleep(1)
         (folder / f"saved{rank}").touch()
+        return stopped[0]
 
-    _as_rank(path, work)
+    return _as_rank(path, work)
+
+
+def waits_and_finishes(path: str) -> None:
+    """Is stopped when nothing is left to do."""
+    waits(path)
 
 
 def main() -> None:

@@ -74,6 +74,7 @@ def test_killed_rank_is_named(tmp_path: Path) -> None:
     code, error = finish(start("killed", tmp_path))
     assert code == 1
     assert error.startswith("rank 1 was killed from outside")
+    assert "Started again with name=" in error
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -84,6 +85,13 @@ def test_stop_signal_lets_workers_save(tmp_path: Path, number: int, code: int) -
     assert finish(process) == (code, "")
     assert (tmp_path / "saved0").exists()
     assert (tmp_path / "saved1").exists()
+
+
+def test_a_run_that_finished_all_the_same_was_not_stopped(tmp_path: Path) -> None:
+    process = start("waits_and_finishes", tmp_path)
+    worker_pids(tmp_path)
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == (0, "")
 
 
 def test_signal_to_the_whole_group_lets_workers_save(tmp_path: Path) -> None:
