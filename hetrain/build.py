@@ -138,11 +138,22 @@ def predict_run(cfg: RunConfig, options: dict[str, str], ranks: Ranks, device: t
         return
     logits, labels = rows
     table = pa.table({"label": labels.numpy(), "probability": torch.sigmoid(logits.double()).numpy()})
-    if out.suffix == ".parquet":
-        pyarrow.parquet.write_table(table, out)
-    else:
-        pyarrow.csv.write_csv(table, out)
+    _write_table(table, out)
     print(f"{out}: {len(labels)} rows of {split}, by {found}")
+
+
+def _write_table(table: "pa.Table", out: Path) -> None:
+    """Write `out`, whole or not at all. Raises OSError."""
+    aside = out.with_name(f".{out.name}.tmp")
+    try:
+        if out.suffix == ".parquet":
+            pyarrow.parquet.write_table(table, aside)
+        else:
+            pyarrow.csv.write_csv(table, aside)
+        aside.replace(out)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def make_engine(

@@ -70,10 +70,17 @@ def raw_files(pattern: str | None) -> list[Path]:
     if not pattern:
         raise ConfigError("data.raw=null: expected the raw log, or a glob of raw logs. Set data.raw=FILE_OR_GLOB.")
     found = [Path(name) for name in glob(pattern, recursive=True) if Path(name).is_file()]  # noqa: PTH207 - absolute globs
+    if not found and any(Path(name).is_dir() for name in glob(pattern)):  # noqa: PTH207
+        raise DataError(
+            f"data.raw={pattern}: is a folder. Set data.raw='{pattern.rstrip('/')}/*' to read all files in it."
+        )
     if not found:
         raise DataError(
             f"data.raw={pattern}: no such file. Give a file or a quoted glob of raw Criteo logs (.gz or plain)."
         )
+
+    if not any(file.stat().st_size for file in found):
+        raise DataError(f"data.raw={pattern}: {found[0]} is empty. Is its download complete?")
 
     def natural(file: Path) -> list[tuple[int, str]]:
         return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(file))]

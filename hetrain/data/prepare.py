@@ -24,7 +24,7 @@ from hetrain.data.sample import ensure_sample
 from hetrain.data.schema import LABEL, SPLITS, DatasetSchema, SparseColumn, is_prepared, load_schema, save_schema
 from hetrain.data.split import Bounds, needs_total, split_bounds, too_few
 from hetrain.data.vocabulary import ValueCounts, Vocabulary, load_vocabulary
-from hetrain.errors import ConfigError, DataError
+from hetrain.errors import ConfigError, DataError, HetrainError
 
 logger = logging.getLogger(__name__)
 _LOG_EVERY_S = 10.0
@@ -54,11 +54,23 @@ def prepare(cfg: DataConfig) -> dict[str, Any]:
         if _already_made(path, made_from):
             return {"path": str(path), "made": False, **load_schema(path).report}
         work = _work_folder(path, made_from)
-        report = _Job(cfg, files, work).run(made_from)
+        report = _run(_Job(cfg, files, work), work, made_from)
         if path.exists():
             path.rmdir()  # empty, or _already_made had refused it
         work.rename(path)
     return {"path": str(path), "made": True, **report}
+
+
+def _run(job: "_Job", work: Path, made_from: dict[str, Any]) -> dict[str, Any]:
+    """Do the job. Work that was refused is removed: what mends it changes the settings or the files."""
+    try:
+        return job.run(made_from)
+    except HetrainError:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    except (OSError, KeyboardInterrupt):
+        logger.warning("what was done so far is kept in %s: the same command goes on from there", work)
+        raise
 
 
 def _already_made(path: Path, made_from: dict[str, Any]) -> bool:
@@ -96,6 +108,8 @@ class _Job:
 
     def run(self, made_from: dict[str, Any]) -> dict[str, Any]:
         total = self._count_all() if needs_total(self._cfg.split) else None
+        if total == 0:
+            raise DataError(f"data.raw={self._cfg.raw}: there is no line in it ({self._files[0]}).")
         bounds = split_bounds(self._cfg.split, total)
         vocabularies = self._vocabularies(bounds["train"][1])
         done: list[dict[str, Any]] = []

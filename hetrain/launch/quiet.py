@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import warnings
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def quiet_third_parties() -> None:
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger().addFilter(_keep)  # TorchRec logs on the root logger
+    threading.excepthook = _refused_in_a_thread
+
+
+def _refused_in_a_thread(args: threading.ExceptHookArgs) -> None:
+    """TensorBoard's thread meets a full disk: its writer raises that again where we see it, so say nothing here."""
+    if not issubclass(args.exc_type, OSError):
+        threading.__excepthook__(args)
 
 
 def _keep(record: logging.LogRecord) -> bool:

@@ -39,6 +39,8 @@ def explain(error: BaseException, places: Iterable[str | Path] = ()) -> str | No
     if error.errno not in REMEDIES and error.filename is None:
         return None
     what = os.strerror(error.errno) if error.errno is not None else str(error)
+    if error.filename is None and error.strerror and error.strerror != what:  # pyarrow names the file in its own words
+        what = f"{error.strerror.partition('. Detail:')[0]}: {what}"
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
     if not names and error.errno == errno.ENOSPC:
         names = sorted({str(place) for place in (*places, *UNNAMED) if _is_full(Path(place))})

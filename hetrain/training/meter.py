@@ -53,7 +53,7 @@ class Meter:
         return {
             "loss": loss_sum / max(examples, 1),
             "auc": self._auc(),
-            "examples": float(self.examples),
+            "examples": self.examples,
             "examples_per_s": examples * self._ranks.world_size / max(seconds_sum, 1e-9),
             "wait_data_share": data_sum / max(seconds_sum, 1e-9),
             "wait_comm_share": comm_sum / max(seconds_sum, 1e-9),

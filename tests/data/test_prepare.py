@@ -198,9 +198,17 @@ def test_mistakes_are_told(tmp_path):
         prepare(config(tmp_path, cut))
 
 
+def test_a_folder_and_an_empty_file_are_told(tmp_path):
+    with pytest.raises(DataError, match=r"is a folder\. Set data\.raw='.*/\*'"):
+        raw_files(str(tmp_path))
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(DataError, match=r"empty\.txt is empty"):
+        raw_files(str(tmp_path / "empty.txt"))
+
+
 def test_files_are_read_in_natural_order(tmp_path):
     for day in (10, 2, 1):
-        (tmp_path / f"day_{day}").touch()
+        (tmp_path / f"day_{day}").write_text("x")
     assert [file.name for file in raw_files(str(tmp_path / "day_*"))] == ["day_1", "day_2", "day_10"]
 
 

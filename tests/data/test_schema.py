@@ -31,7 +31,7 @@ def test_a_good_one_is_read(tmp_path):
 @pytest.mark.parametrize(("change", "message"), FAULTS, ids=[message for _, message in FAULTS])
 def test_faults(tmp_path, change, message):
     (tmp_path / "schema.json").write_text(json.dumps({**GOOD, **change}))
-    with pytest.raises(DataError, match="schema.json") as error:
+    with pytest.raises(DataError, match=r"schema\.json") as error:
         load_schema(tmp_path)
     assert message in str(error.value)
 
