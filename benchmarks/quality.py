@@ -60,7 +60,7 @@ def table(rows: dict[tuple[str, str, int], dict[str, Any]], seeds: list[int], be
             gap = "" if best is None else f"{best - auc:.4f}"
             paired = [r["auc"] - rows[model, "bsp", seed]["auc"] for r, seed in zip(cell, seeds, strict=True)]
             mean, half = interval(paired)
-            versus = "" if mode == "bsp" else f"{mean:+.5f} ± {half:.5f}"
+            versus = "" if mode == "bsp" else f"{mean:+.5f}" + ("" if math.isnan(half) else f" ± {half:.5f}")
             hits = "" if mode == "bsp" else f"{cell[0]['cache']['hit_rate']:.3f}"
             seen = "" if mode == "bsp" else f"{max(r['observed_staleness_max'] for r in cell):g}"
             lines.append(f"| {model} | {mode} | {auc:.5f} | {loss:.5f} | {gap} | {versus} | {hits} | {seen} |")
