@@ -74,9 +74,10 @@ class SummedFileSystem(FileSystem):
             self._sums[Path(new_path)] = found
 
 
-def check_file(file: Path, expected: Mapping[str, int]) -> None:
-    """Raise CheckpointError when `file` is missing or does not hold the bytes that were written."""
-    advice = f"Remove {file.parent} and use an older checkpoint (checkpoint.resume=FOLDER, or eval's checkpoint=)."
+def check_file(checkpoint: Path, name: str, expected: Mapping[str, int]) -> None:
+    """Raise CheckpointError when file `name` of a checkpoint is missing or does not hold the bytes that were written."""
+    file = checkpoint / name
+    advice = f"Remove {checkpoint} and use an older checkpoint (checkpoint.resume=FOLDER, or eval's checkpoint=)."
     size = file.stat().st_size if file.is_file() else None
     if size != expected["bytes"]:
         state = "is missing" if size is None else f"has {size} bytes, {expected['bytes']} were written"

@@ -118,7 +118,7 @@ def check_files(path: Path, meta: dict[str, Any], ranks: Ranks) -> None:
     Local: every rank checks its share of the files.
     """
     for name in sorted(meta["files"])[ranks.rank :: ranks.world_size]:
-        check_file(path / name, meta["files"][name])
+        check_file(path, name, meta["files"][name])
 
 
 def publish(meta: dict[str, Any], sums: Mapping[Path, Sum], aside: Path, path: Path) -> None:
