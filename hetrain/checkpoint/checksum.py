@@ -75,7 +75,7 @@ class SummedFileSystem(FileSystem):
 
 
 def check_file(checkpoint: Path, name: str, expected: Mapping[str, int]) -> None:
-    """Raise CheckpointError when file `name` of a checkpoint is missing or does not hold the bytes that were written."""
+    """Raise CheckpointError when file `name` of a checkpoint is missing or holds other bytes than were written."""
     file = checkpoint / name
     advice = f"Remove {checkpoint} and use an older checkpoint (checkpoint.resume=FOLDER, or eval's checkpoint=)."
     size = file.stat().st_size if file.is_file() else None
