@@ -13,6 +13,7 @@ import pytest
 
 from hetrain.errors import ConfigError, DataError, LostPeerError, TrainingError
 from hetrain.launch import failures
+from hetrain.launch.job_folder import LOCK, job_folder
 from hetrain.launch.rank_environment import RankEnvironment, first_host, read_environment
 from tests.launch.fake_workers import FOLDER
 
@@ -112,6 +113,21 @@ def test_killed_launcher_leaves_no_orphans(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     until(lambda: not any(alive(pid) for pid in pids), 10)
+    assert finish(process)[1] == ""  # and no word about its semaphores
+
+
+def test_the_folder_of_a_killed_launcher_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with job_folder() as running:
+        left = tmp_path / "hetrain-left"
+        left.mkdir()
+        for lock in (left / LOCK, Path(running) / LOCK):
+            lock.touch()
+            os.utime(lock, (0, 0))
+        with job_folder() as name:
+            assert {path.name for path in tmp_path.iterdir()} == {Path(running).name, Path(name).name}
 
 
 def test_two_launches_share_a_machine(tmp_path: Path) -> None:
