@@ -86,7 +86,7 @@ class Trainer:
             self.best = self._earlier_best(setup.resumed)
             self.before = setup.resumed.meta.get("totals", {})
         self.guard = Guard(setup.ranks.rank, setup.reader.schema.dense, self.step)
-        self.meter = Meter(setup.ranks)
+        self.meter = Meter(setup.ranks, self.before.get("examples", 0))
         self.stop = StopSignal(setup.ranks)
         self.started = self.resumed_at = time.perf_counter()
         self.train_s = 0.0  # seconds in training steps, evaluation and saving left out
@@ -162,6 +162,9 @@ class Trainer:
         result = self._summary(reason, test)
         numbers = {k: result[k] for k in ("auc", "logloss", "examples_per_s") if result[k] is not None}
         setup.log.hyperparameters(setup.settings, numbers)
+        if self.weights_step is None and self.best.step not in (0, self.step):
+            best_run = f"hetrain eval run={setup.folder} checkpoint=best"
+            setup.log.say(f"validation was best at step {self.best.step} (auc {self.best.auc:.5f}): {best_run}")
         setup.log.say(f"{summary.in_words(result)} -> {setup.folder}")
         return result
 

@@ -148,9 +148,11 @@ def test_metrics_of_steps_that_were_not_saved_are_dropped(cfg_of):
     with file.open("a") as f:
         f.write('{"step": 15, "kind": "train"}\n{"step": 20, "ki')
     train(0, 1, cfg_of("het", train__max_steps=20, checkpoint__every=5))
-    steps = [json.loads(line)["step"] for line in file.read_text().splitlines()]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    steps = [line["step"] for line in lines]
     assert steps == sorted(steps)
     assert steps.count(15) == 1
+    assert all(line["examples"] == 160 * line["step"] for line in lines if line["kind"] == "train")  # all sittings'
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -15,6 +15,7 @@ class Arguments:
 
     verb: str = ""
     help: bool = False
+    keys: bool = False
     show_config: bool = False
     multirun: bool = False
     config_dir: str | None = None
@@ -29,6 +30,8 @@ def read(argv: Sequence[str]) -> Arguments:
         word = rest.pop(0)
         if word in ("--help", "-h"):
             found.help = True
+        elif word == "--keys":
+            found.keys = True
         elif word in ("-m", "--multirun"):
             found.multirun = True
         elif word.partition("=")[0] in ("--cfg", "--config-dir", "-cd"):
@@ -41,7 +44,9 @@ def read(argv: Sequence[str]) -> Arguments:
             print(__version__)
             sys.exit(0)
         elif word.startswith("-"):
-            raise ConfigError(f"unknown option {word}.\n  Options: --help, --cfg job, -m, --config-dir DIR, --version")
+            raise ConfigError(
+                f"unknown option {word}.\n  Options: --help, --keys, --cfg job, -m, --config-dir DIR, --version"
+            )
         elif not found.verb and "=" not in word:
             found.verb = _verb(word)
         else:
@@ -74,6 +79,8 @@ def _verb(word: str) -> str:
 def _check_together(found: Arguments) -> None:
     if not found.verb and found.overrides:
         raise ConfigError(f"{found.overrides[0]}: a verb must come first.\n  Verbs: {', '.join(VERBS)}")
+    if found.keys and found.verb in ("", "doctor"):
+        raise ConfigError("--keys lists the keys of a verb that has some.\n  As in: hetrain train --keys")
     if found.multirun and found.verb != "train":
         raise ConfigError(f"-m runs several trainings; {found.verb or 'no verb'} cannot be swept.")
     if found.verb == "doctor" and found.overrides:

@@ -62,6 +62,11 @@ def run(argv: Sequence[str]) -> int:
 
         print(TOP, end="")
         return 0
+    if arguments.keys and not arguments.help:
+        from hetrain.cli.key_list import key_list
+
+        print(key_list(arguments.verb, OWN_KEYS.get(arguments.verb, ())), end="")
+        return 0
     from hetrain.config.compose import config_folders
 
     folders = config_folders(arguments.config_dir)
@@ -91,7 +96,7 @@ def _one(arguments: Arguments, folders: Sequence[Path]) -> int:
         print(to_yaml(cfg), end="")
         return 0
     if arguments.verb == "prepare":
-        return _prepare(cfg)
+        return _prepare(cfg, arguments)
     return _on_ranks(arguments.verb, named(cfg, overrides), own)
 
 
@@ -137,19 +142,15 @@ def named(cfg: "RunConfig", overrides: Sequence[str]) -> "RunConfig":
     return replace(cfg, name=f"{what}_{time.strftime('%m%d-%H%M%S')}_{os.getpid()}")
 
 
-def _prepare(cfg: "RunConfig") -> int:
+def _prepare(cfg: "RunConfig", arguments: Arguments) -> int:
+    from hetrain.cli.prepared import in_words, next_command
     from hetrain.data.prepare import prepare
-    from hetrain.data.sample import ensure_sample
     from hetrain.launch.quiet import show_our_own
 
     show_our_own()
-    if cfg.data.raw is None and cfg.data.name == "sample":
-        ensure_sample(cfg.data)
-        print(f"sample data set is at {cfg.data.path}")
-        return 0
     report = prepare(cfg.data)
-    for key, value in report.items():
-        print(f"{key:<16} {value}")
+    following = next_command(arguments.overrides, arguments.config_dir, from_raw=cfg.data.raw is not None)
+    print("\n".join(in_words(report, following)))
     return 0
 
 

@@ -26,6 +26,7 @@ first steps
 OPTIONS = """\
 options
   --help             this text
+  --keys             all keys of the verb, with types, defaults and meaning
   --cfg job          print the resolved config as YAML and stop
   -m, --multirun     one job for each value of a swept key: KEY=a,b,c, KEY=choice(a,b), KEY=range(0,3)
   --config-dir DIR   your own configs, searched before ours: DIR/GROUP/NAME.yaml, DIR/experiment/NAME.yaml

@@ -21,25 +21,25 @@ class SplitConfig:
 class SampleConfig:
     """The generated data set: Criteo's shape, skewed ids, labels drawn from a hidden model."""
 
-    rows: int = 200_000
-    dense: int = 13
+    rows: int = 200_000  # of all splits together
+    dense: int = 13  # columns of numbers
     cardinalities: list[int] = field(default_factory=list)  # empty: 26 columns of a small Criteo
-    zipf: float = 1.1
-    base_rate: float = 0.25
-    seed: int = 1
+    zipf: float = 1.1  # skew of the ids; 0: even
+    base_rate: float = 0.25  # share of positive labels
+    seed: int = 1  # of the data, not of training
 
 
 @dataclass
 class DataConfig:
     """Which prepared Parquet data set to read, and how ``hetrain prepare`` makes it."""
 
-    name: str = "sample"
-    path: str = "data/sample"
+    name: str = "sample"  # what the set is: sample is made on first use
+    path: str = "data/sample"  # folder of the prepared set
     raw: str | None = None  # file or glob of raw logs, read by `prepare` alone
     min_count: int = 1  # ids seen less often share id 0 (unseen or missing)
     split: SplitConfig = field(default_factory=SplitConfig)
-    on_bad_row: str = "error"  # error | skip
-    shuffle: bool = True
+    on_bad_row: str = "error"  # error | skip (left out and counted)
+    shuffle: bool = True  # anew for every epoch
     shuffle_window: int = 65_536  # rows permuted together, per rank
     prefetch: int = 4  # batches cut ahead of the step, per rank
     sample: SampleConfig = field(default_factory=SampleConfig)
@@ -49,8 +49,8 @@ class DataConfig:
 class DenseOptimizerConfig:
     """Optimizer of the dense part: sgd | adagrad | adam | adamw."""
 
-    name: str = "adam"
-    lr: float = 0.001
+    name: str = "adam"  # sgd | adagrad | adam | adamw
+    lr: float = 0.001  # learning rate
     weight_decay: float = 0.0
     eps: float = 1e-8
 
@@ -59,8 +59,8 @@ class DenseOptimizerConfig:
 class RowOptimizerConfig:
     """Optimizer of the embedding rows: sgd | adagrad | rowwise_adagrad."""
 
-    name: str = "rowwise_adagrad"
-    lr: float = 0.02
+    name: str = "rowwise_adagrad"  # sgd | adagrad | rowwise_adagrad
+    lr: float = 0.02  # learning rate
     eps: float = 1e-8
 
 
@@ -68,10 +68,10 @@ class RowOptimizerConfig:
 class ScheduleConfig:
     """Learning-rate factor of both optimizers: linear warm-up, then decay to ``final`` at ``decay_steps``."""
 
-    warmup_steps: int = 0
+    warmup_steps: int = 0  # 0: none
     decay: str = "none"  # none | linear | cosine
-    decay_steps: int = 0
-    final: float = 0.0
+    decay_steps: int = 0  # the step at which decay ends
+    final: float = 0.0  # factor from then on
 
 
 @dataclass
@@ -125,19 +125,19 @@ class LaunchConfig:
     nproc: int | None = None  # null: one per GPU, else 2
     device: str = "auto"  # auto | cpu | cuda
     threads: int | None = None  # compute threads per process; null: cores / processes
-    timeout_s: float = 300.0  # every collective and every wait
-    max_restarts: int = 0
+    timeout_s: float = 300.0  # seconds; every collective and every wait
+    max_restarts: int = 0  # times the launcher starts the processes again after one died
 
 
 @dataclass
 class TrainConfig:
     """The loop: batch size per rank, length, evaluation, early stopping."""
 
-    batch_size: int = 512
+    batch_size: int = 512  # examples per process and step
     epochs: int = 1
-    max_steps: int | None = None
+    max_steps: int | None = None  # ends training earlier; null: epochs alone
     eval_every: int | None = None  # steps; null: at the end of each epoch
-    eval_batch_size: int = 4096
+    eval_batch_size: int = 4096  # examples per process
     patience: int | None = None  # evaluations without a better validation AUC; null: no early stop
 
 
@@ -146,7 +146,7 @@ class CheckpointConfig:
     """When weights are saved, how many are kept, and what a run starts from."""
 
     every: int | None = None  # steps; null: at evaluations and at the end
-    keep: int = 2
+    keep: int = 2  # newest ones; the best on validation stays as well
     resume: str = "auto"  # auto | never | a checkpoint folder
 
 
@@ -154,9 +154,9 @@ class CheckpointConfig:
 class TelemetryConfig:
     """What is measured while training."""
 
-    log_every: int = 50  # steps
+    log_every: int = 50  # steps between lines of metrics.jsonl
     audit_every: int = 0  # steps between audit rounds; 0: none
-    tensorboard: bool = True
+    tensorboard: bool = True  # write tb/ in the run's folder
 
 
 @dataclass
@@ -171,9 +171,9 @@ class StoreConfig:
 class RunConfig:
     """One training run."""
 
-    seed: int = 1
+    seed: int = 1  # of initial weights and shuffling
     name: str | None = None  # folder under `runs`; null: experiment and time
-    runs: str = "runs"
+    runs: str = "runs"  # folder of the run folders
     data: DataConfig = field(default_factory=DataConfig)
     model: dict[str, Any] = field(default_factory=dict)  # _target_ and its keyword arguments
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -110,7 +110,7 @@ class _Job:
         total = self._count_all() if needs_total(self._cfg.split) else None
         if total == 0:
             raise DataError(f"data.raw={self._cfg.raw}: there is no line in it ({self._files[0]}).")
-        bounds = split_bounds(self._cfg.split, total)
+        bounds = self._bounds(total)
         vocabularies = self._vocabularies(bounds["train"][1])
         done: list[dict[str, Any]] = []
         first = 0
@@ -131,6 +131,16 @@ class _Job:
             file.unlink()
         save_schema(self._work, DatasetSchema(DENSE, sparse, report["rows"], None, made_from, report))
         return report
+
+    def _bounds(self, total: int | None) -> Bounds:
+        """The bounds of the splits. Where they do not fit, a bad line is told first: it may be why."""
+        try:
+            return split_bounds(self._cfg.split, total)
+        except DataError:
+            for file in self._files:
+                for block in blocks(file):
+                    self._accept(parse(block))
+            raise
 
     def _count_all(self) -> int:
         return sum(count_lines(file) for file in self._files)

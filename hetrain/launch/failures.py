@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hetrain.errors import ConfigError, HetrainError, LostPeerError
+from hetrain.errors import CheckpointError, ConfigError, DataError, HetrainError, LostPeerError
 from hetrain.launch.system_error import explain
 
 # gloo raises plain RuntimeErrors: only their text tells.
@@ -20,6 +20,10 @@ GLOO_LOST_PEER = re.compile(
     r"gloo|connection (was )?(closed|reset|refused|lost)|broken pipe|closed by peer|timed out|timeout|tcpstore",
     re.IGNORECASE,
 )
+
+# What is wrong with settings and files is so for every rank the launcher starts: they share one machine, and the
+# others may have been ended before they could say it too.
+SAME_EVERYWHERE = {error.exit_code for error in (ConfigError, DataError, CheckpointError)}
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,7 @@ def cause(folder: Path, world_size: int, exit_codes: dict[int, int], after_death
 def _shown(failure: Failure, world_size: int) -> RankError:
     if failure.defect:
         return RankError(f"rank {failure.rank} failed. This is a defect of hetrain or of a model:\n{failure.text}", 1)
-    same_everywhere = world_size == 1 or failure.exit_code == ConfigError.exit_code
-    where = "" if same_everywhere else f"\n  (rank {failure.rank})"
+    where = "" if world_size == 1 or failure.exit_code in SAME_EVERYWHERE else f"\n  (rank {failure.rank})"
     return RankError(failure.text + where, failure.exit_code)
 
 

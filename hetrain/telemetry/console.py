@@ -11,7 +11,8 @@ PLAIN_EVERY_S = 5.0  # between plain lines, so that a log file of a long run sta
 
 def _figures(values: Mapping[str, float]) -> str:
     return (
-        f"{values['examples_per_s']:>10,.0f} examples/s  loss {values['loss']:.4f}  AUC so far {values['auc']:.4f}  "
+        f"{values['examples_per_s']:>10,.0f} examples/s  loss {values['loss']:.4f}  "
+        f"AUC (newest 33k) {values['auc']:.4f}  "
         f"waiting: data {values['wait_data_share']:.0%}, comm {values['wait_comm_share']:.0%}"
     )
 

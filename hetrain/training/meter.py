@@ -10,14 +10,15 @@ from hetrain.engine import StepOutput
 from hetrain.evaluate import area_under_roc
 from hetrain.ranks import Ranks
 
-AUC_EXAMPLES = 32_768  # newest examples of rank 0 that "AUC so far" is over
+AUC_EXAMPLES = 32_768  # newest examples of rank 0 that "AUC (newest 33k)" is over
 
 
 class Meter:
     """Adds up steps without touching the device: everything is worked out at log steps."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, examples_before: int = 0) -> None:
         self._ranks = ranks
+        self._before = examples_before  # of earlier sittings
         self.examples = 0  # of all ranks, since this process began
         self.wait_comm_s = 0.0  # this rank's, since this process began
         self._losses: list[Tensor] = []
@@ -53,7 +54,7 @@ class Meter:
         return {
             "loss": loss_sum / max(examples, 1),
             "auc": self._auc(),
-            "examples": self.examples,
+            "examples": self._before + self.examples,
             "examples_per_s": examples * self._ranks.world_size / max(seconds_sum, 1e-9),
             "wait_data_share": data_sum / max(seconds_sum, 1e-9),
             "wait_comm_share": comm_sum / max(seconds_sum, 1e-9),

@@ -69,8 +69,17 @@ def in_words(summary: Mapping[str, Any]) -> str:
     hits = f", {cache['hit_rate']:.0%} of row reads from the cache" if cache.get("hit_rate") is not None else ""
     return (
         f"{summary['steps']:,} steps, {summary['examples']:,} examples at {summary['examples_per_s']:,.0f} a second, "
-        f"{summary['bytes']['total'] / 1e6:,.1f} MB sent{hits}"
+        f"{summary['bytes']['total'] / 1e6:,.1f} MB sent{hits}{_staleness_in_words(summary)}"
     )
+
+
+def _staleness_in_words(summary: Mapping[str, Any]) -> str:
+    """How old the oldest row read was; nothing where every row is fresh."""
+    bound = summary["staleness"]
+    if bound is None:
+        return ""
+    allowed = f"of {bound:g} allowed" if isinstance(bound, int | float) else "(no bound)"
+    return f", rows at most {summary['observed_staleness_max']:,} updates behind {allowed}"
 
 
 def _with_hit_rate(cache: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hetrain.config.schema_keys import is_section, schema_keys
 from hetrain.errors import ConfigError, DataError
 
 SMALL = ("data.sample.rows=4000", "data.path=sample", "train.batch_size=256", "telemetry.tensorboard=false")
@@ -52,6 +53,30 @@ def test_help_of_a_verb(verb: str, tmp_path: Path) -> None:
     done = hetrain(verb, "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout.startswith(f"usage: hetrain {verb}")
+
+
+def test_keys_lists_every_key_and_imports_nothing_slow(tmp_path: Path) -> None:
+    check = "import sys; from hetrain.cli.command import run; run(['train', '--keys']); "
+    check += "assert not {'torch', 'hydra', 'omegaconf', 'pyarrow', 'rich'} & set(sys.modules), 'slow import'"
+    shown = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True).stdout
+    listed = {line.split("=")[0].strip() for line in shown.splitlines() if "=" in line}
+    assert {key for key in schema_keys() if not is_section(key)} <= listed
+    row = next(line for line in shown.splitlines() if "cache.policy" in line)
+    assert row.split() == ["consistency.cache.policy=lru", "str", "lru", "|", "lfu"]
+    assert "out=FILE" in hetrain("predict", "--keys", cwd=tmp_path).stdout
+    assert "launch.nproc" not in hetrain("prepare", "--keys", cwd=tmp_path).stdout
+    assert "hetrain train --keys" in refused(tmp_path, "doctor", "--keys")
+
+
+def test_prepare_says_what_it_made_and_what_to_run_next(tmp_path: Path) -> None:
+    asked = ("data.path=my sample", "data.sample.rows=1000")
+    done = hetrain("prepare", *asked, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert lines["train"].startswith("800 rows, ")
+    assert "left" not in lines
+    assert lines["next"] == "hetrain train +experiment=criteo_het 'data.path=my sample' data.sample.rows=1000"
+    assert "was there already" in hetrain("prepare", *asked, cwd=tmp_path).stdout
 
 
 def test_cfg_job_prints_the_resolved_config(tmp_path: Path) -> None:

@@ -173,6 +173,15 @@ def test_a_bad_row_after_the_last_one_used_does_not_matter(tmp_path):
     assert report["rows"] == {"train": 4, "validation": 0, "test": 2}
 
 
+def test_a_bad_line_is_told_before_a_split_that_cannot_be(tmp_path):
+    raw = tmp_path / "raw.tsv"
+    raw.write_text("1\t2\t3\n")
+    with pytest.raises(DataError, match="line 1: 3 columns, expected 40"):
+        prepare(config(tmp_path, raw))
+    with pytest.raises(DataError, match="of 1 rows none are left to test on"):
+        prepare(config(tmp_path, raw, on_bad_row="skip"))
+
+
 def test_mistakes_are_told(tmp_path):
     raw = tmp_path / "raw.tsv"
     raw.write_text("\n".join([GOOD] * 20) + "\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrain.errors import ConfigError, DataError, LostPeerError, TrainingError
+from hetrain.errors import CheckpointError, ConfigError, DataError, LostPeerError, TrainingError
 from hetrain.launch import failures
 from hetrain.launch.job_folder import LOCK, job_folder
 from hetrain.launch.rank_environment import RankEnvironment, first_host, read_environment
@@ -59,7 +59,13 @@ def test_all_ranks_good(tmp_path: Path) -> None:
 def test_user_error_of_a_rank_is_all_that_is_shown(tmp_path: Path) -> None:
     code, error = finish(start("user_error", tmp_path))
     assert code == DataError.exit_code
-    assert error == "day_0.tsv, line 7: 12 columns, expected 40\n  (rank 1)\n"
+    assert error == "day_0.tsv, line 7: 12 columns, expected 40\n"
+
+
+def test_a_rank_is_named_only_for_what_may_be_its_own(tmp_path: Path) -> None:
+    for error, rank in [(CheckpointError("no checkpoint"), ""), (TrainingError("loss is nan"), "\n  (rank 1)")]:
+        failures.leave(tmp_path, failures.describe(1, error))
+        assert str(failures.cause(tmp_path, 2, {0: -15, 1: error.exit_code})) == f"{error}{rank}"
 
 
 def test_defect_shows_the_failing_ranks_traceback(tmp_path: Path) -> None:

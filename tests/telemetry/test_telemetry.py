@@ -42,7 +42,15 @@ def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines():
         shown.say("[bold]as it is[/bold]")
         shown.close()
         text = out.file.getvalue()
-        for part in ("50/200", "1,23", "loss 0.5000", "AUC so far 0.7000", "data 10%", "comm 25%", "[bold]as it is"):
+        for part in (
+            "50/200",
+            "1,23",
+            "loss 0.5000",
+            "AUC (newest 33k) 0.7000",
+            "data 10%",
+            "comm 25%",
+            "[bold]as it is",
+        ):
             assert part in text, part
 
 

@@ -31,6 +31,22 @@ def test_the_meter_counts_since_the_last_log_and_its_window_is_bounded():
     assert meter.values(train_s=4.0, wait_data_s=0.5)["examples_per_s"] == 0
 
 
+def test_the_meter_goes_on_from_earlier_sittings():
+    meter = Meter(Ranks(), examples_before=500)
+    meter.add(output(100))
+    values = meter.values(train_s=1.0, wait_data_s=0.0)
+    assert (values["examples"], values["examples_per_s"], meter.examples) == (600, 100, 100)
+
+
+@pytest.mark.parametrize(
+    ("bound", "words"), [(None, ""), (100, ", rows at most 97 updates behind of 100 allowed"), ("inf", "(no bound)")]
+)
+def test_a_run_ends_with_the_staleness_observed(bound, words):
+    numbers = {"steps": 1, "examples": 2, "examples_per_s": 3.0, "bytes": {"total": 4}, "cache": {"hit_rate": 0.5}}
+    line = summary.in_words({**numbers, "staleness": bound, "observed_staleness_max": 97})
+    assert line.endswith(words or "from the cache")
+
+
 def test_a_signal_is_caught_once_and_handlers_come_back():
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with StopSignal(Ranks()) as stop:
