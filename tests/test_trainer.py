@@ -152,7 +152,7 @@ def test_metrics_of_steps_that_were_not_saved_are_dropped(cfg_of):
     steps = [line["step"] for line in lines]
     assert steps == sorted(steps)
     assert steps.count(15) == 1
-    assert all(line["examples"] == 160 * line["step"] for line in lines if line["kind"] == "train")  # all sittings'
+    assert all(line["examples"] == 160 * line["step"] for line in lines if line["kind"] == "train")  # of all sittings
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -33,7 +33,7 @@ def key_list(verb: str, own: tuple[str, ...]) -> str:
         lines += [f"keys of {verb} itself", *(f"  {OWN[key]}" for key in own), ""]
     for prefix, section in _sections(RunConfig, ""):
         if verb != "prepare" or prefix.startswith("data."):
-            lines += [f"{prefix.rstrip('.') or 'top level'}: {_first_sentences(section)}", *_keys(section, prefix), ""]
+            lines += [f"{prefix.rstrip('.') or 'top level'}: {_meaning(section)}", *_keys(section, prefix), ""]
     return "\n".join(lines)
 
 
@@ -45,7 +45,7 @@ def _sections(schema: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _sections(kind, f"{prefix}{name}.")
 
 
-def _first_sentences(section: Any) -> str:
+def _meaning(section: Any) -> str:
     return " ".join((section.__doc__ or "").replace("``", "`").split())
 
 
