@@ -1,6 +1,5 @@
 import contextlib
 import math
-import time
 
 import numpy as np
 import pytest
@@ -86,13 +85,6 @@ def test_padding_does_not_count():
 def test_diverged_weights_are_an_error():
     with pytest.raises(TrainingError, match="lr"):
         evaluate(Echo(), [batch_of([float("nan"), 0.0], [1, 0])], Ranks())
-
-
-def test_half_a_million_examples_take_under_a_second():
-    logits, labels = torch.randn(600_000), torch.randint(0, 2, (600_000,))
-    start = time.perf_counter()
-    compute_metrics(logits, labels)
-    assert time.perf_counter() - start < 1
 
 
 def data():

@@ -86,7 +86,7 @@ def test_mistakes_in_a_users_file_name_the_file(tmp_path: Path) -> None:
 
 
 MESSAGES = {
-    "model=null": "model=null: model is one of: dcn, deepfm, dlrm, dlrm_dcn, wdl; or set a key below it",
+    "model=null": "model=null: model is one of: custom, dcn, deepfm, dlrm, dlrm_dcn, wdl; or set a key below it",
     "model._target_=a..b": "model._target_=a..b: expected the import path of a model class.",
     "data.sample.cardinalities=[100000000000]": "data.sample.cardinalities=[100000000000]: expected at most 200,000",
     "launch.timeout_s=0.001": "launch.timeout_s=0.001: expected at least 1.",

@@ -48,6 +48,7 @@ def test_a_run_ends_with_the_staleness_observed(bound, words):
 
 
 def test_a_signal_is_caught_once_and_handlers_come_back():
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with StopSignal(Ranks()) as stop:
         assert stop.agreed() is None
@@ -56,6 +57,7 @@ def test_a_signal_is_caught_once_and_handlers_come_back():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    signal.signal(signal.SIGINT, inherited)
 
 
 def test_reports_of_ranks_are_added_or_maximised():
