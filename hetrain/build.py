@@ -293,14 +293,23 @@ def _train_reader(cfg: RunConfig, ranks: Ranks, state: dict[str, Any] | None) ->
         shuffle=cfg.data.shuffle,
         seed=cfg.seed,
         shuffle_window=cfg.data.shuffle_window,
-        prefetch=cfg.data.prefetch,
+        prefetch=_prefetch(cfg),
         state=state,
     )
 
 
+def _prefetch(cfg: RunConfig) -> int:
+    """Batches read ahead. Where the CPU computes, reading threads would take time slices from compute threads that
+    wait for each other: 42 to 45 ms a step of 4,096 in place of 36 on two idle cores."""
+    if cfg.data.prefetch is not None:
+        return cfg.data.prefetch
+    on_gpu = cfg.launch.device == "cuda" or (cfg.launch.device == "auto" and torch.cuda.is_available())
+    return 4 if on_gpu else 0
+
+
 def _split_reader(cfg: RunConfig, ranks: Ranks, split: str) -> Reader:
     """One pass over a split, in the data set's order."""
-    batch, prefetch = cfg.train.eval_batch_size, cfg.data.prefetch
+    batch, prefetch = cfg.train.eval_batch_size, _prefetch(cfg)
     return Reader(cfg.data.path, split, batch, ranks.rank, ranks.world_size, prefetch=prefetch)
 
 

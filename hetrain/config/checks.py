@@ -79,9 +79,11 @@ def _run(cfg: RunConfig) -> Iterator[str]:
 def _data(cfg: RunConfig) -> Iterator[str]:
     data, split, sample = cfg.data, cfg.data.split, cfg.data.sample
     yield from _one_of("data.on_bad_row", data.on_bad_row, ("error", "skip"))
-    for key in ("min_count", "shuffle_window", "prefetch"):
+    for key in ("min_count", "shuffle_window"):
         yield from _at_least(f"data.{key}", getattr(data, key), 1)
-    yield from _at_most("data.prefetch", data.prefetch, 1024, "So many batches wait in memory.")
+    if data.prefetch is not None:
+        yield from _at_least("data.prefetch", data.prefetch, 0, "0 reads between steps.")
+        yield from _at_most("data.prefetch", data.prefetch, 1024, "So many batches wait in memory.")
     shares = {name: getattr(split, name) for name in SPLITS}
     for name, share in shares.items():
         yield from _at_least(f"data.split.{name}", share, 0)

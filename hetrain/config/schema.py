@@ -41,7 +41,7 @@ class DataConfig:
     on_bad_row: str = "error"  # error | skip (left out and counted)
     shuffle: bool = True  # anew for every epoch
     shuffle_window: int = 65_536  # rows permuted together, per rank
-    prefetch: int = 4  # batches cut ahead of the step, per rank
+    prefetch: int | None = None  # batches read ahead by threads, per rank; null: 4 for a GPU, 0 where the CPU computes
     sample: SampleConfig = field(default_factory=SampleConfig)
 
 

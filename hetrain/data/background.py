@@ -1,9 +1,10 @@
-"""Runs an iterator on a thread of its own, a bounded number of items ahead of its consumer."""
+"""Runs an iterator on a thread of its own, a bounded number of items ahead of its consumer, or inline."""
 
 import queue
 import threading
 import time
 from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -41,6 +42,19 @@ def ahead(items: Generator[T], depth: int, waited: Callable[[float], None] | Non
     finally:
         gone.set()
         thread.join()
+
+
+def inline(items: Generator[T], waited: Callable[[float], None] | None = None) -> Generator[T]:
+    """Yield `items`, each produced when it is asked for; `waited` is told the seconds that took."""
+    with closing(items):
+        while True:
+            started = time.perf_counter()
+            item = next(items, None)
+            if waited is not None:
+                waited(time.perf_counter() - started)
+            if item is None:
+                return
+            yield item
 
 
 def _produce(items: Generator[T], box: "queue.Queue[T | _End]", gone: threading.Event) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from hetrain.data.background import ahead
+from hetrain.data.background import ahead, inline
 from hetrain.data.batch import Batch
 from hetrain.data.columns import Columns
 from hetrain.data.lanes import Lane, block_order, drop, fresh_lanes, lane_size, pack, redeal, unpack, window_order
@@ -48,9 +48,10 @@ class Reader:
         prefetch: int = 4,
         state: dict[str, Any] | None = None,
     ) -> None:
-        for key, value in [("batch_size", batch_size), ("shuffle_window", shuffle_window), ("prefetch", prefetch)]:
-            if value < 1:
-                raise ConfigError(f"{key}={value}: expected a whole number of at least 1.")
+        limits = [("batch_size", batch_size, 1), ("shuffle_window", shuffle_window, 1), ("prefetch", prefetch, 0)]
+        for key, value, least in limits:
+            if value < least:
+                raise ConfigError(f"{key}={value}: expected a whole number of at least {least}.")
         self.schema: DatasetSchema = load_schema(path)
         self.split = self.schema.used_split(split)  # what is read: test where validation is empty
         if self.split != split and rank == 0:
@@ -119,7 +120,7 @@ class Reader:
         return max(-(-lane_size(lane) // self._batch_size) for lane in lanes)
 
     def __iter__(self) -> Iterator[Batch]:
-        return ahead(self._cut(), self._prefetch, self._waited)
+        return ahead(self._cut(), self._prefetch, self._waited) if self._prefetch else inline(self._cut(), self._waited)
 
     def _waited(self, seconds: float) -> None:
         self.wait_s += seconds
@@ -145,7 +146,8 @@ class Reader:
     def _cut(self) -> Generator[Batch]:
         """This rank's batches of all epochs, empty ones included."""
         plan = self._plan()
-        with closing(ahead(self._decode(plan), 1)) as windows:
+        decoded = self._decode(plan)
+        with closing(ahead(decoded, 1) if self._prefetch else inline(decoded)) as windows:
             source = _Source(windows, self.schema)
             for _, lanes in plan:
                 sizes = [lane_size(lane) for lane in lanes]

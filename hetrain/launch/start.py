@@ -37,9 +37,11 @@ def launch(job: Job, perform: Perform, worker: Worker, own_process: bool = False
     own_process: start a process even for one rank, so that a failed job leaves nothing behind (sweeps).
     Raises RankError with the failing rank's own error.
     """
-    # Read when torch is loaded. By default compute threads spin between operations: on a machine that does anything
-    # else two threads then wait for each other's time slices (on 2 loaded cores: 456 examples/s, asleep 12,836).
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Read when torch is loaded. By default compute threads spin for milliseconds between operations: on a machine that
+    # does anything else two threads then wait for each other's time slices. Not to spin at all halves the speed of an
+    # idle machine. Some microseconds serve both (docs/decisions.md).
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     environment = read_environment(os.environ)
     if environment is not None:
         return _here(job, environment, perform)

@@ -77,9 +77,9 @@ def test_mistakes_in_a_users_file_name_the_file(tmp_path: Path) -> None:
     assert refused("data=bad", user=tmp_path).startswith(
         "in config 'data/bad': there is no key 'data.pth'. Did you mean 'data.path'?\n  Keys below 'data': name, path,"
     )
-    bad.write_text("name: x\nprefetch: many\n")
+    bad.write_text("name: x\nmin_count: many\n")
     assert refused("data=bad", user=tmp_path) == (
-        "in config 'data/bad': data.prefetch=many: data.prefetch must be a whole number."
+        "in config 'data/bad': data.min_count=many: data.min_count must be a whole number."
     )
     bad.write_text("name: [x\n")
     assert "bad.yaml" in refused("data=bad", user=tmp_path)
