@@ -1,5 +1,6 @@
 """The loop: step, log, evaluate, save, stop. It knows no consistency mode, only the Engine protocol."""
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -99,6 +100,7 @@ class Trainer:
         self.setup.log.open(self.step)
         try:
             with self.stop:
+                gc.freeze()  # what set-up made stays: no later collection goes through it again
                 self.resumed_at = time.perf_counter()
                 reason = self._train()
                 self.stop.settle()
