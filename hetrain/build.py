@@ -30,7 +30,7 @@ from hetrain.evaluate import Metrics, evaluate, predictions
 from hetrain.optim import Schedule, dense_optimizer, row_optimizer
 from hetrain.planner.torchrec_planner import plan_of, sharding_plan, store_plan
 from hetrain.ranks import Ranks
-from hetrain.tables import Table
+from hetrain.tables import Table, check_tables
 from hetrain.telemetry import Traffic
 from hetrain.telemetry.console import screen
 from hetrain.telemetry.run_log import RunLog
@@ -187,7 +187,9 @@ def make_engine(
 def tables_of(cfg: RunConfig, schema: DatasetSchema) -> list[Table]:
     """One table per sparse column."""
     dim = cfg.model["embedding_dim"]
-    return [Table(c.name, c.rows, dim, (c.name,), cfg.store.init_bound) for c in schema.sparse]
+    tables = [Table(c.name, c.rows, dim, (c.name,), cfg.store.init_bound) for c in schema.sparse]
+    check_tables(tables)
+    return tables
 
 
 def _make_model(cfg: RunConfig, schema: DatasetSchema, bags: nn.Module) -> nn.Module:

@@ -10,7 +10,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "hetrain"
 # Lowest first; a name is a module or a package of hetrain. Names on one line must not import each other.
 FLOORS = [
     # 0: pure rules, bytes, errors, the run's log
-    ["errors", "tables", "consistency", "durable"],
+    ["errors"],
+    ["tables", "consistency", "durable"],
     ["telemetry", "ranks"],
     # 1: schemas and what composes and checks them; batches; networks; optimizers
     ["config"],

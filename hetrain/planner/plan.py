@@ -37,10 +37,6 @@ class Plan:
         """The pieces of one table, by first row, then first column."""
         return tuple(sorted((p for p in self.pieces if p.table == name), key=lambda p: (p.first_row, p.first_column)))
 
-    def of_rank(self, rank: int) -> tuple[Piece, ...]:
-        """The pieces one rank holds, in the plan's order."""
-        return tuple(p for p in self.pieces if p.rank == rank)
-
     def to_json(self) -> dict[str, Any]:
         """The plan as `plan.json` and a checkpoint's layout hold it."""
         return {

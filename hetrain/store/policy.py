@@ -10,7 +10,7 @@ the slots' last lookups in the step's batch; this order breaks ties, so that vic
 """
 
 from collections import deque
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ import torch
 from hetrain.errors import ConfigError
 from hetrain.store.index import Ints
 
-PolicyName = Literal["lru", "lfu"]
 HOT = 64  # uses after which light LFU counts a row no longer
 SCAN = 256  # least entries looked at together
 

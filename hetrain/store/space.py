@@ -50,11 +50,6 @@ class RowSpace:
             for table, offset in zip(self.tables, self.offsets, strict=True)
             for feature in table.features
         }
-        self._starts = torch.tensor(self.offsets, dtype=torch.int64)
-
-    def table_of(self, rows: Tensor) -> Tensor:
-        """Position in `tables` of each global row; [n] int64 to [n] int64."""
-        return torch.searchsorted(self._starts.to(rows.device), rows, right=True) - 1
 
 
 def row_spaces(tables: Sequence[Table]) -> list[RowSpace]:

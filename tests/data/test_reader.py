@@ -112,6 +112,15 @@ def test_resume(sets, w, other, b, trained, shuffle):
     assert all(reader.state_dict() == moved[0].state_dict() for reader in moved)
 
 
+@pytest.mark.parametrize("multi_hot", [False, True])
+def test_reading_between_steps_gives_the_batches_of_threads(sets, multi_hot):
+    options = {"epochs": 2, "shuffle": True, "seed": 3, "shuffle_window": 40}
+    inline, ahead = (Reader(sets(163, multi_hot), "train", 7, 1, 2, prefetch=p, **options) for p in (0, 4))
+    assert [numbers(batch) for batch in inline] == [numbers(batch) for batch in ahead]
+    assert not readers_alive()
+    assert inline.wait_s > 0
+
+
 def test_shuffling_depends_on_seed_and_epoch(sets):
     orders = [
         [

@@ -28,7 +28,6 @@ def test_tables_of_one_dim_lie_one_after_the_other():
     assert (narrow.dim, narrow.rows, narrow.offsets, narrow.table_index) == (4, 7, (0, 5), (0, 2))
     assert narrow.feature_offsets == {"a1": 0, "a2": 0, "c": 5}
     assert (wide.dim, wide.rows, wide.table_index) == (8, 3, (1,))
-    assert narrow.table_of(torch.arange(7)).tolist() == [0, 0, 0, 0, 0, 1, 1]
 
 
 @settings(max_examples=60, deadline=None)
