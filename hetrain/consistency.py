@@ -19,6 +19,7 @@ import math
 from typing import Any, Literal
 
 ClockRule = Literal["max", "sum"]
+Validation = Literal["directory", "clock"]
 
 UNBOUNDED = 1 << 62  # as good as infinity for clocks, and still an int64
 

@@ -4,6 +4,7 @@ All features of one embedding dim look up in one FBGEMM table whose rows are cac
 backward and the optimizer step are the fused kernels that `bsp` trains with.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,11 +22,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from hetrain.optim import RowOptimizer
 from hetrain.store.audit import audit_report, missed_updates, split_report
 from hetrain.store.cache import Cache
-from hetrain.store.messages import Message, Request
+from hetrain.store.messages import Message, Reply, Request
 from hetrain.store.owner import Owner
 from hetrain.store.read import ReadPlan
-from hetrain.store.route import split
+from hetrain.store.route import Routed, split
 from hetrain.store.space import Placement, RowSpace
+from hetrain.transport.background import Background
 from hetrain.transport.collective import CollectiveTransport
 
 M = TypeVar("M", bound=Message)
@@ -35,10 +37,14 @@ M = TypeVar("M", bound=Message)
 class CacheSettings:
     """What every width group's cache has in common."""
 
-    policy: str  # lru | lfu
+    policy: str  # lru | lfu | light_lfu
     staleness: float  # updates; may be inf
     batch_size: int  # examples of a rank's batch: slots to start with
+    seed: int  # of the initial rows
     audit: bool = False
+    directory: bool = True  # owners send notices, in place of a clock sent with every hit
+    count_updates: bool = False  # pushes say how many updates they hold
+    prefetch: bool = False  # two batches are in flight
 
 
 class SlotTable:
@@ -125,41 +131,44 @@ class WidthGroup:
         self._optimizer, self._settings, self._device = optimizer, settings, device
         self.capacity_rows = capacity_rows
         self.learning_rate = optimizer.lr
-        self._build(min(self.space.rows, max(1, settings.batch_size * len(self.features))))
-
-    def _build(self, batch_rows: int) -> None:
-        self.batch_rows = batch_rows
-        self.table = SlotTable(
-            len(self.features),
-            self.capacity_rows + batch_rows,
-            self.space.dim,
-            self._optimizer,
-            self._device,
-            held_back=self.capacity_rows > 0,
-        )
-        self.table.set_learning_rate(self.learning_rate)
+        self.batch_rows = self._rows_in_flight(settings.batch_size * len(self.features))
+        self.table = self._slot_table()
         self.cache = Cache(
             self.space,
-            self.capacity_rows,
-            batch_rows,
+            capacity_rows,
+            self.batch_rows,
             self.table.value,
             self.table.state,
-            self._settings.policy,
-            self._settings.staleness,
-            self._optimizer,
-            audit=self._settings.audit,
+            settings.policy,
+            settings.staleness,
+            optimizer,
+            seed=settings.seed,
+            audit=settings.audit,
+            directory=settings.directory,
+            count_updates=settings.count_updates,
         )
+
+    def _rows_in_flight(self, lookups: int) -> int:
+        """Slots that batches of `lookups` may need beyond the capacity."""
+        return min(self.space.rows, max(1, lookups) * (2 if self._settings.prefetch else 1))
+
+    def _slot_table(self) -> SlotTable:
+        slots, held_back = self.capacity_rows + self.batch_rows, self.capacity_rows > 0
+        table = SlotTable(len(self.features), slots, self.space.dim, self._optimizer, self._device, held_back=held_back)
+        table.set_learning_rate(self.learning_rate)
+        return table
 
     def make_room(self, lookups: int) -> None:
         """Grow, keeping every bit of the cache, when a batch may touch more rows than any before it."""
-        wanted = min(lookups, self.space.rows)
-        if wanted <= self.batch_rows:
-            return
-        state, old = self.cache.state_dict(), self.batch_rows
-        self._build(min(self.space.rows, 1 << (wanted - 1).bit_length()))
-        new = torch.arange(self.capacity_rows + self.batch_rows - 1, self.capacity_rows + old - 1, -1)
-        state["free"] = torch.cat([new, state["free"]])
-        self.cache.load_state_dict(state)
+        if self._rows_in_flight(lookups) > self.batch_rows:
+            self._grow(self._rows_in_flight(1 << (lookups - 1).bit_length()))
+
+    def _grow(self, batch_rows: int) -> None:
+        old, self.batch_rows = self.table, batch_rows
+        self.table = self._slot_table()
+        self.table.value[: len(old.value)] = old.value
+        self.table.state[: len(old.state)] = old.state
+        self.cache.grow(self.table.value, self.table.state)
 
     def set_learning_rate(self, lr: float) -> None:
         """Rate of this step's row updates at the worker."""
@@ -178,11 +187,10 @@ class WidthGroup:
         """Take up what `state_dict` gave, after the owner's tables were loaded; None: empty cache, clocks at 0."""
         if state is None:
             self.cache.clear()
-            self.owner.clock.zero_()
-            self.owner.applied.zero_()
+            self.owner.load_state_dict(None)
             return
-        if state["batch_rows"] != self.batch_rows:
-            self._build(state["batch_rows"])
+        if state["batch_rows"] > self.batch_rows:
+            self._grow(state["batch_rows"])
         self.cache.load_state_dict(state["cache"])
         self.owner.load_state_dict(state["owner"])
 
@@ -203,15 +211,20 @@ class WidthGroup:
 class StoreBags(nn.Module):
     """Embedding bags whose rows are read through the cache.
 
-    A training step calls `read` (collective), the network (which calls this module), backward, `commit`. The
-    slots are no parameters: the fused kernel trains them, and neither DDP nor an optimizer sees them.
+    A training step calls `read` (collective), the network (which calls this module), backward, `commit`. To hide the
+    next batch's round behind this one's computation it calls `read_ahead` before the network and `arrive` after
+    `commit`, in place of the next `read`. The slots are no parameters: the fused kernel trains them, and
+    neither DDP nor an optimizer sees them.
     """
 
     def __init__(self, groups: Sequence[WidthGroup], transport: CollectiveTransport) -> None:
         super().__init__()
         self.groups = tuple(groups)
+        self._waited_s = 0.0
         self._transport = transport
+        self._background = Background()
         self._reads: list[_Read] = []
+        self._ahead: tuple[list[_Read], list[Routed]] = [], []
         self._keys = [f for group in groups for f in group.features]
         self._widths = [group.space.dim for group in groups for _ in group.features]
 
@@ -221,19 +234,49 @@ class StoreBags(nn.Module):
         values = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
         return KeyedTensor(self._keys, self._widths, values)
 
-    def read(self, sparse: KeyedJaggedTensor, *, measure: bool = False) -> None:
-        """The round of a training step: push what is due, fetch and check the rows of `sparse`.
+    def take_wait_s(self) -> float:
+        """Seconds that steps waited for rounds since the last call."""
+        waited, self._waited_s = self._waited_s, 0.0
+        return waited
 
-        `measure`: check rows even when no bound is set, so that observed staleness is exact.
-        """
+    def read(self, sparse: KeyedJaggedTensor) -> None:
+        """The round of a training step: push what is due, fetch and check the rows of `sparse`."""
+        reads, routed = self._begin(sparse)
+        waited = self._transport.waited_s
+        replies = self._transport.exchange(_by_peer([r.requests for r in routed]))
+        self._waited_s += self._transport.waited_s - waited
+        self._admit(reads, routed, replies)
+
+    def read_ahead(self, sparse: KeyedJaggedTensor) -> None:
+        """Start the round of the next batch; it runs while this one, which was read, is computed."""
+        self._ahead = self._begin(sparse)
+        requests = _by_peer([routed.requests for routed in self._ahead[1]])
+        self._background.start(lambda: self._transport.exchange(requests))
+
+    def arrive(self) -> None:
+        """Wait for the round that `read_ahead` started; its batch is the one to compute next."""
+        start = time.perf_counter()
+        replies = self._background.result()
+        self._waited_s += time.perf_counter() - start
+        self._admit(*self._ahead, replies)
+
+    def reread(self, sparse: KeyedJaggedTensor) -> None:
+        """Take the place of `read` after a resume, where `sparse` had been read ahead before the state was saved."""
+        lookups = [group.lookups(sparse) for group in self.groups]
+        plans = [group.cache.reread(rows) for group, (rows, _) in zip(self.groups, lookups, strict=True)]
+        self._reads = [_Read(plan.slots, offsets, plan) for plan, (_, offsets) in zip(plans, lookups, strict=True)]
+
+    def _begin(self, sparse: KeyedJaggedTensor) -> tuple[list[_Read], list[Routed]]:
         reads, routed = [], []
         for group in self.groups:
             rows, offsets = group.lookups(sparse)
             group.make_room(len(rows))
-            plan = group.cache.begin(rows, measure=measure)
+            plan = group.cache.begin(rows)
             reads.append(_Read(plan.slots, offsets, plan))
             routed.append(split(plan.request, group.placement))
-        replies = self._transport.exchange(_by_peer([r.requests for r in routed]))
+        return reads, routed
+
+    def _admit(self, reads: list[_Read], routed: list[Routed], replies: list[list[Reply]]) -> None:
         for g, (group, read) in enumerate(zip(self.groups, reads, strict=True)):
             assert read.plan is not None
             group.cache.admit(read.plan, routed[g].merge([peer[g] for peer in replies]))
@@ -271,14 +314,17 @@ class StoreBags(nn.Module):
                 for group, (rows, offsets) in zip(self.groups, lookups, strict=True)
             ]
             return
-        reads, routed = [], []
+        reads, routed, distinct_rows = [], [], []
         for group, (rows, offsets) in zip(self.groups, lookups, strict=True):
             distinct, indices = torch.unique(rows, return_inverse=True)
+            distinct_rows.append(distinct)
             reads.append(_Read(indices, offsets))
-            routed.append(split(Request.fetch(distinct, group.space.dim, group.cache.state.shape[1]), group.placement))
+            routed.append(
+                split(Request.fetch(distinct, group.space.dim, group.cache.copies.state.shape[1]), group.placement)
+            )
         replies = self._transport.exchange(_by_peer([r.requests for r in routed]))
-        for g, read in enumerate(reads):
-            read.rows = routed[g].merge([peer[g] for peer in replies]).value
+        for g, (group, read) in enumerate(zip(self.groups, reads, strict=True)):
+            read.rows = group.cache.rows_of(distinct_rows[g], routed[g].merge([peer[g] for peer in replies]))
         self._reads = reads
 
 

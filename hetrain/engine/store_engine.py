@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from hetrain.comms.dense import DenseReducer, wrap_dense
-from hetrain.consistency import ClockRule
+from hetrain.consistency import ClockRule, Validation
 from hetrain.data.batch import Batch
 from hetrain.embedding import CacheSettings, StoreBags, WidthGroup
 from hetrain.engine import EngineState, StepOutput, TablePiece
@@ -34,10 +34,21 @@ class StoreSettings:
     batch_size: int  # examples of one rank's batch; larger ones grow the slots
     policy: str = "lru"
     staleness: float = 100
+    validation: Validation = "directory"
+    prefetch: bool = True  # overlap rounds with computation, where a cache and staleness >= 1 allow it
     clock: ClockRule = "max"
     audit_every: int = 0  # steps between audit rounds; 0: none
     timeout_s: float = 300.0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where master rows live
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether the next batch's round runs while this one is computed.
+
+        With an empty cache, or staleness 0, rows of this batch are pushed before they are read again: its updates
+        would have to be waited for in any case.
+        """
+        return self.prefetch and self.capacity > 0 and self.staleness >= 1
 
 
 def capacity_rows(capacity: float, spaces: Sequence[RowSpace]) -> list[int]:
@@ -60,7 +71,17 @@ def _width_groups(
     world_size = dist.get_world_size(group) if dist.is_initialized() else 1
     rank = dist.get_rank(group) if dist.is_initialized() else 0
     audit = settings.audit_every > 0
-    cache = CacheSettings(settings.policy, settings.staleness, settings.batch_size, audit)
+    directory = settings.validation == "directory"
+    cache = CacheSettings(
+        settings.policy,
+        settings.staleness,
+        settings.batch_size,
+        seed,
+        audit=audit,
+        directory=directory,
+        count_updates=settings.clock == "sum",
+        prefetch=settings.overlapped,
+    )
     spaces = row_spaces(tables)
     groups = []
     for space, capacity in zip(spaces, capacity_rows(settings.capacity, spaces), strict=True):
@@ -76,6 +97,8 @@ def _width_groups(
             clock=settings.clock,
             staleness=settings.staleness,
             audit=audit,
+            directory=directory,
+            workers=world_size,
         )
         groups.append(WidthGroup(placement, owner, optimizer, capacity, cache, device))
     return groups
@@ -107,7 +130,7 @@ class StoreEngine:
         self._groups = _width_groups(tables, plan, row_optimizer, device, seed, settings, group)
         self._transport = CollectiveTransport(
             [part.owner for part in self._groups],
-            [(part.space.dim, part.cache.state.shape[1]) for part in self._groups],
+            [(part.space.dim, part.cache.copies.state.shape[1]) for part in self._groups],
             traffic,
             timeout_s=settings.timeout_s,
             group=group,
@@ -126,11 +149,16 @@ class StoreEngine:
             "capacity_rows": [part.capacity_rows for part in self._groups],
             "policy": settings.policy,
             "clock": settings.clock,
+            "validation": settings.validation,
+            "overlapped": settings.overlapped,
+            "batch_size": settings.batch_size,  # a batch read ahead must be the same after a resume
             "audit": settings.audit_every > 0,
             "row_optimizer": row_optimizer.name,
             "plan": plan.to_json(),
         }
         self._step = 0
+        self._next: Batch | None = None  # read ahead
+        self._is_read = False  # whether the rows of the batch to come were read
         self._missed_updates_max = 0
         self._looking = False
         self._overwritten: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -139,33 +167,52 @@ class StoreEngine:
 
     def step(self, batches: Iterator[Batch]) -> StepOutput | None:
         """Read round, forward, backward with the fused row update, dense update, commit; None at the end."""
-        batch = next(batches, None)
+        batch = self._next if self._next is not None else self._fetch(batches)
         if batch is None:
             return None
-        if self._device.type != "cpu":
-            batch = batch.to(self._device, non_blocking=True)
-        waited = self._transport.waited_s
         self._overwritten = []
-        audit = bool(self._settings.audit_every) and self._step % self._settings.audit_every == 0
         self._set_rates()
-        self._bags.read(batch.sparse, measure=audit)
-        if audit:
-            self._missed_updates_max = max(self._missed_updates_max, self._bags.audit())
+        self._read(batch)
+        self._audit()
+        self._next = self._fetch(batches) if self._settings.overlapped else None
+        if self._next is not None:
+            self._bags.read_ahead(self._next.sparse)
         logits = self._model(batch.dense, batch.sparse)
         share, total = loss_share(logits, batch.labels, batch.weights, batch.global_size)
         self._dense_optimizer.zero_grad()
         share.backward()
         self._dense_optimizer.step()
         self._bags.commit()
+        if self._next is not None:
+            self._bags.arrive()
+        self._is_read = self._next is not None
         self._step += 1
-        return self._output(batch, logits.detach(), total, self._transport.waited_s - waited)
+        return self._output(batch, logits.detach(), total)
 
-    def _output(self, batch: Batch, logits: Tensor, total: Tensor, waited_s: float) -> StepOutput:
+    def _fetch(self, batches: Iterator[Batch]) -> Batch | None:
+        batch = next(batches, None)
+        if batch is None or self._device.type == "cpu":
+            return batch
+        return batch.to(self._device, non_blocking=True)
+
+    def _read(self, batch: Batch) -> None:
+        """Make sure that the rows of `batch` are in the cache and valid."""
+        if not self._is_read:
+            self._bags.read(batch.sparse)
+        elif self._next is None:
+            self._bags.reread(batch.sparse)
+
+    def _audit(self) -> None:
+        every = self._settings.audit_every
+        if every and self._step % every == 0:
+            self._missed_updates_max = max(self._missed_updates_max, self._bags.audit())
+
+    def _output(self, batch: Batch, logits: Tensor, total: Tensor) -> StepOutput:
         labels = batch.labels
         if batch.weights is not None:
             kept = batch.weights > 0
             logits, labels = logits[kept], labels[kept]
-        waited_s += self._reducer.take_wait_s()
+        waited_s = self._bags.take_wait_s() + self._reducer.take_wait_s()
         return StepOutput(total, logits, labels, len(labels), batch.global_size, waited_s)
 
     def _set_rates(self) -> None:
@@ -186,6 +233,7 @@ class StoreEngine:
         """Flush every held-back update to its owner; the caches are empty afterwards."""
         self._set_owner_rates()
         self._bags.push()
+        self._next, self._is_read = None, False
         for part in self._groups:
             part.cache.clear()
         self._transport.drain()
@@ -227,6 +275,7 @@ class StoreEngine:
             saved_groups = [part.state_dict() for part in self._groups]
             private = {
                 "step": self._step,
+                "is_read": self._is_read,
                 "missed_updates_max": self._missed_updates_max,
                 "groups": saved_groups,
             }
@@ -264,6 +313,7 @@ class StoreEngine:
         self._overwritten = []
         self._dense_optimizer.load_state_dict(state.dense_optimizer)
         self._step = state.step if private is None else int(private["step"])
+        self._next, self._is_read = None, private is not None and bool(private["is_read"])
         self._missed_updates_max = 0 if private is None else int(private["missed_updates_max"])
         for g, part in enumerate(self._groups):
             part.load_state_dict(None if private is None else private["groups"][g])

@@ -7,6 +7,8 @@ touch. Integer operations and exactly rounded float steps only, so that every de
 import torch
 from torch import Tensor
 
+from hetrain.store.space import RowSpace
+
 CHUNK = 1 << 16  # values worked on at a time: their int64 hashes stay in the CPU's cache
 
 
@@ -54,3 +56,27 @@ def fill_initial_rows(out: Tensor, seed: int, table_index: int, ids: Tensor, bou
         # 24 bits: bits * 2^-23 - 1 is exact in float32, so `bound` brings the only rounding
         part = out[first : first + step]
         part.copy_(bits).mul_(2.0**-23).sub_(1.0).mul_(bound)
+
+
+class InitialRows:
+    """The initial rows of a row space's tables, by global row."""
+
+    def __init__(self, space: RowSpace, seed: int) -> None:
+        self._space, self._seed = space, seed
+        self._ends = torch.tensor([*space.offsets[1:], space.rows])
+
+    def fill(self, out: Tensor, rows: Tensor) -> None:
+        """Write the initial values of global `rows` [n] int64 into `out` [n, D] float32."""
+        table = torch.searchsorted(self._ends, rows, right=True)
+        for number in torch.unique(table).tolist():
+            at = torch.nonzero(table == number).flatten()
+            part = torch.empty(len(at), out.shape[1])
+            space = self._space
+            fill_initial_rows(
+                part,
+                self._seed,
+                space.table_index[number],
+                rows[at] - space.offsets[number],
+                space.tables[number].init_bound,
+            )
+            out[at] = part

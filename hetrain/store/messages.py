@@ -1,7 +1,7 @@
 """What one worker and one owner send each other in a round. Row numbers are global, int64.
 
-Suffixes: M rows pushed, N rows fetched, C rows checked, V rows found invalid, D embedding dim,
-S width of the optimizer state (0 when gradients travel).
+Suffixes: M rows pushed, N rows fetched, K rows of these sent, C rows checked, V rows found invalid, X notices,
+D embedding dim, S width of the optimizer state (0 when gradients travel).
 """
 
 from collections.abc import Sequence
@@ -44,8 +44,8 @@ class Request(Message):
     push_rows: Tensor  # [M] int64
     push_value: Tensor  # [M, D] float32: gradient, or difference as store/difference.py encodes it
     push_state: Tensor  # [M, S] float32: difference of the optimizer state
-    push_clock: Tensor  # [M] int64: c_c
-    push_updates: Tensor  # [M] int64: updates in this push
+    push_clock: Tensor  # [M] int64: c_c; [0] where gradients travel and nobody audits
+    push_updates: Tensor  # [M] int64: updates in this push; [0] where nobody counts them
     fetch_rows: Tensor  # [N] int64
     check_rows: Tensor  # [C] int64
     check_clock: Tensor  # [C] int64: c_c
@@ -87,22 +87,27 @@ class Request(Message):
 
 @dataclass
 class Reply(Message):
-    """The owner's answer: fetched rows in the order asked, and the checked rows that were invalid.
+    """The owner's answer: fetched rows in the order asked, the checked rows that were invalid, and notices.
 
-    State is [., 0] where gradients travel; the applied fields are empty unless auditing is on.
+    A fetched row that no push ever reached is not sent: whoever asked makes it (store/initial.py). State is [., 0]
+    where gradients travel, and clocks are [0] there; the applied fields are [0] unless auditing is on.
     """
 
-    value: Tensor  # [N, D] float32
-    state: Tensor  # [N, S] float32
-    clock: Tensor  # [N] int64: c_g
-    applied: Tensor  # [N] int64: updates the row has taken, or [0]
+    stored: Tensor  # [N] bool: whether the row is sent; K are
+    value: Tensor  # [K, D] float32
+    state: Tensor  # [K, S] float32
+    clock: Tensor  # [K] int64: c_g
+    applied: Tensor  # [K] int64: updates the row has taken, or [0]
     invalid: Tensor  # [V] int64: positions in the request's checks, ascending
     invalid_value: Tensor  # [V, D] float32
     invalid_state: Tensor  # [V, S] float32
     invalid_clock: Tensor  # [V] int64
     invalid_applied: Tensor  # [V] int64, or [0]
+    notice_rows: Tensor  # [X] int64: rows whose copy may break the others' bound from now on
+    notice_clock: Tensor  # [X] int64: c_g
 
     CHANNELS = (
+        "ids",
         "rows_pull",
         "rows_pull",
         "clocks",
@@ -112,4 +117,6 @@ class Reply(Message):
         "rows_pull",
         "clocks",
         "audit",
+        "ids",
+        "clocks",
     )

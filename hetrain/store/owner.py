@@ -7,14 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetrain.consistency import ClockRule, breaks_others_bound, staleness_bound
+from hetrain.consistency import UNBOUNDED, ClockRule, breaks_others_bound, staleness_bound
 from hetrain.errors import ConfigError
 from hetrain.optim import RowOptimizer
 from hetrain.store.difference import decode
-from hetrain.store.initial import fill_initial_rows
+from hetrain.store.directory import Directory
+from hetrain.store.initial import InitialRows
 from hetrain.store.messages import Reply, Request, none
 from hetrain.store.space import Placement, RowSpace
 from hetrain.store.undo import UndoLog
+
+CHUNK = 1 << 16  # rows looked at together when a whole table is gone through
 
 
 class Owner:
@@ -33,10 +36,13 @@ class Owner:
         clock: ClockRule = "max",
         staleness: float = 0,
         audit: bool = False,
+        directory: bool = False,
+        workers: int = 1,
     ) -> None:
         """`held_back`: pushes are differences of updates applied at workers; otherwise gradients.
 
         `staleness`: the others' bound, in updates. `audit`: replies tell how many updates a row has taken.
+        `directory`: validate copies with notices, for `workers` workers; otherwise they send their clocks.
         Raises ConfigError when `optimizer`'s state does not add up and updates are held back.
         """
         if held_back and not optimizer.additive:
@@ -50,63 +56,96 @@ class Owner:
         self.learning_rate = optimizer.lr  # of the gradients pushed; the engine sets it every step
         self.observed_staleness_max = 0  # max of c_g - c_c over the checks found valid
         rows = placement.local_rows[rank]
+        self._initial = InitialRows(space, seed)
         self.value = torch.empty(rows, space.dim, device=device)  # [R_local, D]
         self.state = torch.zeros(rows, optimizer.state_width(space.dim), device=device)  # [R_local, S]
         self.clock = torch.zeros(rows, dtype=torch.int64, device=device)  # [R_local] c_g
-        self.applied = torch.zeros(rows, dtype=torch.int64, device=device)  # [R_local] updates taken
-        self._mark = torch.empty(0 if held_back else rows, dtype=torch.int64, device=device)
+        self.touched = torch.zeros(rows, dtype=torch.bool, device=device)  # [R_local] whether a push ever came
+        self.applied = torch.zeros(rows if audit else 0, dtype=torch.int64, device=device)  # [R_local] updates taken
+        noticing = directory and held_back and self.bound < UNBOUNDED
+        self._directory = Directory(rows, workers, self.bound, device) if noticing else None
+        self._mark = torch.empty(rows, dtype=torch.int64, device=device)
         self._undo: UndoLog | None = None
-        self._fill(seed)
-
-    def _fill(self, seed: int) -> None:
-        """Initial rows, whatever the plan."""
-        for owned in self.placement.rows_of(self.rank):
-            ids = torch.arange(owned.first_row, owned.first_row + owned.rows, device=self.value.device)
+        self._before = (none(device), none(device))  # rows pushed in the newest round, their c_g before; when auditing
+        for owned in placement.rows_of(rank):
             part = self.value[owned.local : owned.local + owned.rows]
-            fill_initial_rows(part, seed, owned.table_index, ids, owned.table.init_bound)
+            self._initial.fill(part, self._global(owned.table.name, owned.first_row, owned.rows))
+
+    def _global(self, table: str, first_row: int, rows: int) -> Tensor:
+        first = self.space.offset_of(table) + first_row
+        return torch.arange(first, first + rows, device=self.value.device)
+
+    def local_of(self, rows: Tensor) -> Tensor:
+        """Where global `rows` [n] lie in this owner's memory, [n] int64."""
+        return self.placement.local_of(rows)
+
+    # -- a round ----------------------------------------------------------------------------------
 
     def serve(self, requests: Sequence[Request]) -> list[Reply]:
-        """One round: the requests of all ranks to this owner, in rank order; a reply for each.
+        """One round: the requests of all workers to this owner, in their order; a reply for each.
 
-        (1) checks against the clocks as the previous round left them, (2) all pushes in rank order,
-        (3) fetched and invalid rows answered.
+        (1) checks against the clocks as the previous round left them, (2) all pushes in worker order,
+        (3) fetched and invalid rows answered, (4) notices, which bind the reads of the next round.
         """
         requests = [request.to(self.value.device) for request in requests]
-        invalid = [self._check(request) for request in requests]
-        self._apply(requests)
-        return [self._answer(request, bad) for request, bad in zip(requests, invalid, strict=True)]
+        checked = [self.local_of(request.check_rows) for request in requests]
+        invalid = [self._check(rows, request) for rows, request in zip(checked, requests, strict=True)]
+        pushed = self._apply(requests)
+        fetched = [self.local_of(request.fetch_rows) for request in requests]
+        answers = [
+            (*self._answer(fetch), bad, *self._rows(check[bad]))
+            for fetch, check, bad in zip(fetched, checked, invalid, strict=True)
+        ]
+        notices = self._direct(requests, pushed, fetched, checked, invalid)
+        return [Reply(*answer, *notice) for answer, notice in zip(answers, notices, strict=True)]
 
-    def _check(self, request: Request) -> Tensor:
-        """Positions [V] of the checks that break the others' bound."""
-        if request.check_rows.numel() == 0:
+    def _check(self, rows: Tensor, request: Request) -> Tensor:
+        """Positions [V] of the checks, of local `rows` [C], that break the others' bound."""
+        if rows.numel() == 0:
             return none(self.clock.device)
-        c_g = self.clock.index_select(0, self.placement.local_of(request.check_rows))
+        c_g = self.clock.index_select(0, rows)
         broken = breaks_others_bound(c_g, request.check_clock, self.bound)
         if self._undo is None:
             missed = (c_g - request.check_clock).masked_fill_(broken, 0)
             self.observed_staleness_max = max(self.observed_staleness_max, int(missed.max()))
         return torch.nonzero(broken).flatten()
 
-    def _apply(self, requests: Sequence[Request]) -> None:
-        """Merge the pushes of a round, in rank order."""
-        pushing = [request for request in requests if request.push_rows.numel()]
-        if not pushing:
-            return
-        rows = [self.placement.local_of(request.push_rows) for request in pushing]
+    def _apply(self, requests: Sequence[Request]) -> Tensor:
+        """Merge the pushes of a round, in worker order; the distinct local rows [U] that were pushed."""
+        workers = [worker for worker, request in enumerate(requests) if request.push_rows.numel()]
+        if not workers:
+            self._before = none(self.clock.device), none(self.clock.device)
+            return none(self.clock.device)
+        pushing = [requests[worker] for worker in workers]
+        rows = [self.local_of(request.push_rows) for request in pushing]
+        distinct, places = self._distinct(rows)
         if self._undo is not None:
-            for part in rows:
-                self._undo.record(part)
+            self._undo.record(distinct)
+        elif self._directory is not None:
+            for worker, part in zip(workers, rows, strict=True):
+                self._directory.drop(worker, part)
+        if self.audit:
+            self._before = distinct, self.clock.index_select(0, distinct)
         if self.held_back:
             self._add_differences(rows, pushing)
         else:
-            self._apply_gradients(rows, pushing)
+            self._apply_gradients(distinct, places, pushing)
+        self.touched.index_fill_(0, distinct, True)
+        self._count(rows, pushing)
+        return distinct
+
+    def _count(self, rows: Sequence[Tensor], pushing: Sequence[Request]) -> None:
+        """Clocks of the rows pushed, and the updates they have taken where they are counted."""
         for part, request in zip(rows, pushing, strict=True):
+            if not request.push_clock.numel():
+                continue
             if self.clock_rule == "max":
                 newer = torch.maximum(self.clock.index_select(0, part), request.push_clock)
                 self.clock.index_copy_(0, part, newer)
             else:
                 self.clock.index_add_(0, part, request.push_updates)
-            self.applied.index_add_(0, part, request.push_updates)
+            if self.audit:
+                self.applied.index_add_(0, part, request.push_updates)
 
     def _add_differences(self, rows: Sequence[Tensor], pushing: Sequence[Request]) -> None:
         """State differences first, so that every step is scaled by the state merged from all ranks."""
@@ -117,11 +156,10 @@ class Owner:
             merged = self.state.index_select(0, part)
             self.value.index_add_(0, part, decode(request.push_value, merged, self.optimizer.eps))
 
-    def _apply_gradients(self, rows: Sequence[Tensor], pushing: Sequence[Request]) -> None:
+    def _apply_gradients(self, touched: Tensor, places: Sequence[Tensor], pushing: Sequence[Request]) -> None:
         """Sum the gradients of every row over the ranks, then step its optimizer once."""
-        touched, gradient = rows[0], pushing[0].push_value
-        if len(rows) > 1:
-            touched, places = self._distinct(rows)
+        gradient = pushing[0].push_value
+        if len(pushing) > 1:
             gradient = torch.zeros(len(touched), self.space.dim, device=self.value.device)
             for place, request in zip(places, pushing, strict=True):
                 gradient.index_add_(0, place, request.push_value)
@@ -135,6 +173,8 @@ class Owner:
 
         Linear: each part is distinct in itself, so a row is new unless an earlier part marked it.
         """
+        if len(rows) == 1:
+            return rows[0], []
         mark, touched, places, count = self._mark, [], [], 0
         for part in rows:
             mark.index_fill_(0, part, -1)
@@ -146,60 +186,124 @@ class Owner:
             places.append(mark.index_select(0, part))
         return torch.cat(touched), places
 
-    def _answer(self, request: Request, invalid: Tensor) -> Reply:
-        fetched = self._rows(request.fetch_rows)
-        return Reply(*fetched, invalid, *self._rows(request.check_rows[invalid]))
+    def _answer(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Which of local `rows` [N] a push has reached, and those."""
+        stored = self.touched.index_select(0, rows)
+        return stored, *self._rows(rows[stored])
 
     def _rows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Copies of value, state, clock and (when auditing) applied of global `rows`."""
-        local = self.placement.local_of(rows)
-        # where gradients travel, the optimizer runs here alone and workers need no state
-        state = self.state if self.held_back else self.state[:, :0]
-        applied = self.applied.index_select(0, local) if self.audit else none(local.device)
+        """Copies of value, state, clock (where updates are held back) and applied (when auditing) of local `rows`."""
+        # where gradients travel, the optimizer runs here alone and workers need neither state nor clocks
+        nothing = none(rows.device)
         return (
-            self.value.index_select(0, local),
-            state.index_select(0, local),
-            self.clock.index_select(0, local),
-            applied,
+            self.value.index_select(0, rows),
+            (self.state if self.held_back else self.state[:, :0]).index_select(0, rows),
+            self.clock.index_select(0, rows) if self.held_back or self.audit else nothing,
+            self.applied.index_select(0, rows) if self.audit else nothing,
         )
+
+    def _direct(
+        self,
+        requests: Sequence[Request],
+        pushed: Tensor,
+        fetched: Sequence[Tensor],
+        checked: Sequence[Tensor],
+        invalid: Sequence[Tensor],
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Write down the new holders; then, per worker, global rows and clocks of its notices."""
+        directory, nothing = self._directory, none(self.clock.device)
+        if directory is None or self._undo is not None:
+            return [(nothing, nothing)] * len(requests)
+        for worker, (request, fetch, check, bad) in enumerate(zip(requests, fetched, checked, invalid, strict=True)):
+            directory.hold(worker, check, request.check_clock)
+            for rows in (fetch, check[bad]):
+                directory.hold(worker, rows, self.clock.index_select(0, rows))
+        clock = self.clock.index_select(0, pushed)
+        return [(self.placement.global_of(self.rank, pushed[at]), clock[at]) for at in directory.notices(pushed, clock)]
+
+    def holders(self, rows: Tensor) -> Tensor:
+        """Lower bounds of the clocks of all workers' copies of global `rows`: [n, W] int32, -1 for none."""
+        if self._directory is None:
+            raise ValueError("this owner keeps no directory")
+        return self._directory.held.index_select(0, self.local_of(rows))
+
+    def clocks_before(self, rows: Tensor) -> Tensor:
+        """Clocks of local `rows` [n] as the round before the newest one left them; needs `audit`."""
+        pushed, clock = self._before
+        before = self.clock.index_select(0, rows)
+        order = torch.argsort(pushed)
+        at = torch.searchsorted(pushed[order], rows).clamp_(max=max(len(pushed) - 1, 0))
+        if len(pushed):
+            hit = pushed[order][at] == rows
+            before[hit] = clock[order][at[hit]]
+        return before
+
+    # -- looking ----------------------------------------------------------------------------------
 
     @contextmanager
     def view(self) -> Iterator[None]:
         """While open, pushes served change what is read; at exit every bit is as before."""
         if self._undo is not None:
             raise RuntimeError("a view of this owner is open already")
-        tensors = {"value": self.value, "state": self.state, "clock": self.clock, "applied": self.applied}
-        self._undo = UndoLog(tensors)
+        before = self._before
+        self._undo = UndoLog(self._tensors())
         try:
             yield
         finally:
             self._undo.restore()
-            self._undo = None
+            self._undo, self._before = None, before
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {"value": self.value, "state": self.state, "clock": self.clock, "touched": self.touched}
+        return tensors | {"applied": self.applied} if self.audit else tensors
+
+    # -- checkpoints ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of `value` and `state` lacks, to resume bit for bit.
 
         Inside a view: the clocks as they are outside it, and the rows the view changed as they were.
         """
-        log = self._undo or UndoLog({"value": self.value, "state": self.state})
-        clock, applied = self.clock.clone(), self.applied.clone()
-        if self._undo is not None:
-            clock.index_copy_(0, log.rows, log.before["clock"])
-            applied.index_copy_(0, log.rows, log.before["applied"])
+        log = self._undo or UndoLog(self._tensors())
+        outside = {name: tensor.clone() for name, tensor in self._tensors().items() if name not in ("value", "state")}
+        for name, tensor in outside.items():
+            tensor.index_copy_(0, log.rows, log.before[name])
+        if self._directory is not None:
+            outside["held"] = self._directory.held.clone()
         return {
-            "clock": clock,
-            "applied": applied,
+            **outside,
             "rows": log.rows.clone(),
             "value": log.before["value"].clone(),
             "state": log.before["state"].clone(),
             "observed_staleness_max": self.observed_staleness_max,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Call after `value` and `state` were loaded from the same checkpoint, outside a view."""
-        self.clock.copy_(state["clock"])
-        self.applied.copy_(state["applied"])
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Call after `value` and `state` were loaded, outside a view; None: no clock is known, and no copy."""
+        if state is None:
+            self._reset()
+            return
+        for name, tensor in self._tensors().items():
+            if name not in ("value", "state"):
+                tensor.copy_(state[name])
+        if self._directory is not None:
+            self._directory.held.copy_(state["held"])
         rows = state["rows"].to(self.value.device)
         self.value.index_copy_(0, rows, state["value"].to(self.value.device))
         self.state.index_copy_(0, rows, state["state"].to(self.value.device))
         self.observed_staleness_max = int(state["observed_staleness_max"])
+
+    def _reset(self) -> None:
+        """Clocks at 0; a row counts as touched when it is not what it starts as."""
+        self.clock.zero_()
+        self.applied.zero_()
+        if self._directory is not None:
+            self._directory.held.fill_(-1)
+        for owned in self.placement.rows_of(self.rank):
+            rows = self._global(owned.table.name, owned.first_row, owned.rows)
+            for first in range(0, owned.rows, CHUNK):
+                at = slice(owned.local + first, owned.local + min(first + CHUNK, owned.rows))
+                fresh = torch.empty_like(self.value[at])
+                self._initial.fill(fresh, rows[first : first + CHUNK])
+                changed = (fresh != self.value[at]).any(1) | (self.state[at] != 0).any(1)
+                self.touched[at] = changed

@@ -19,12 +19,11 @@ class ReadPlan:
     slots: Tensor  # [n] int64, CPU: slot of every lookup
     rows: Tensor  # [U] int64: distinct rows, in the order of their last lookup
     touched: Ints  # [U] their slots
-    request: Request  # staged and own-invalid pushes; fetches: misses, then own-invalid rows; checks: the other rows
-    fetch_slots: Ints  # [N] where fetched rows go
-    check_slots: Ints  # [C] slots of the checked rows
-    misses: int  # rows not cached
+    request: Request  # staged and own-invalid pushes; fetches: missed, own-invalid, noticed rows; checks: doubted ones
+    new_slots: Ints  # [m] where missed rows go
+    stale_slots: Ints  # [k] of the cached rows that are fetched anew, the own-invalid ones first
+    check_slots: Ints  # [C] of the checked rows
     own_invalid: int  # cached rows that hold back more than the bound: pushed and fetched again
-    unchecked: int  # cached rows read without a check, as no bound is set
 
     @property
     def unique_slots(self) -> Tensor:

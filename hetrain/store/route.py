@@ -9,6 +9,9 @@ from torch import Tensor
 from hetrain.store.messages import Reply, Request
 from hetrain.store.space import Placement
 
+FETCHED = ("value", "state", "clock", "applied")
+INVALID = ("invalid", "invalid_value", "invalid_state", "invalid_clock", "invalid_applied")
+
 
 @dataclass
 class Routed:
@@ -22,15 +25,16 @@ class Routed:
         """The reply to the whole request: rows in the order asked, invalid positions ascending."""
         if self.fetch_order is None or self.check_order is None:
             return replies[0]
-        fetched = torch.argsort(torch.cat(self.fetch_order))
+        fetched, stored = torch.cat(self.fetch_order), torch.cat([r.stored.cpu() for r in replies])
         invalid = torch.cat([order[r.invalid.cpu()] for order, r in zip(self.check_order, replies, strict=True)])
-        by_check = torch.argsort(invalid)
         parts = {f.name: torch.cat([getattr(r, f.name) for r in replies]) for f in fields(Reply)}
+        parts["stored"] = stored[torch.argsort(fetched)]
         parts["invalid"] = invalid
-        for name, part in parts.items():
-            order = by_check if name.startswith("invalid") else fetched
-            if len(part) == len(order):  # the applied fields are empty unless auditing is on
-                parts[name] = part.index_select(0, order.to(part.device))
+        by_fetch, by_check = torch.argsort(fetched[stored]), torch.argsort(invalid)
+        for names, order in ((FETCHED, by_fetch), (INVALID, by_check)):
+            for name in names:
+                if len(parts[name]):  # clocks and counts may not travel
+                    parts[name] = parts[name].index_select(0, order.to(parts[name].device))
         return Reply(**parts)
 
 
@@ -47,8 +51,8 @@ def split(request: Request, placement: Placement) -> Routed:
             request.push_rows[push[owner]],
             request.push_value.index_select(0, push[owner].to(request.push_value.device)),
             request.push_state.index_select(0, push[owner].to(request.push_state.device)),
-            request.push_clock[push[owner]],
-            request.push_updates[push[owner]],
+            _part(request.push_clock, push[owner]),
+            _part(request.push_updates, push[owner]),
             request.fetch_rows[fetch[owner]],
             request.check_rows[check[owner]],
             request.check_clock[check[owner]],
@@ -56,6 +60,11 @@ def split(request: Request, placement: Placement) -> Routed:
         for owner in range(world_size)
     ]
     return Routed(requests, fetch, check)
+
+
+def _part(counters: Tensor, at: Tensor) -> Tensor:
+    """`counters` [M] at `at`; [0] where they do not travel."""
+    return counters[at] if counters.numel() else counters
 
 
 def _by_owner(placement: Placement, rows: Tensor) -> list[Tensor]:

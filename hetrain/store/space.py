@@ -45,11 +45,16 @@ class RowSpace:
             offsets.append(offsets[-1] + table.rows)
         self.offsets = tuple(offsets[:-1])  # first global row per table
         self.rows = offsets[-1]
+        self._offset_of = {table.name: offset for table, offset in zip(self.tables, self.offsets, strict=True)}
         self.feature_offsets = {
             feature: offset
             for table, offset in zip(self.tables, self.offsets, strict=True)
             for feature in table.features
         }
+
+    def offset_of(self, table: str) -> int:
+        """Global row of the first row of `table`."""
+        return self._offset_of[table]
 
 
 def row_spaces(tables: Sequence[Table]) -> list[RowSpace]:
@@ -114,6 +119,16 @@ class Placement:
         if self._identity:
             return rows
         return rows + self._shifts.to(rows.device)[self._piece_of(rows)]
+
+    def global_of(self, rank: int, local: Tensor) -> Tensor:
+        """The inverse of `local_of` for rows of `rank`; [n] int64 to [n] int64."""
+        if self._identity:
+            return local
+        owned = self._owned[rank]
+        starts = torch.tensor([part.local for part in owned], dtype=torch.int64, device=local.device)
+        firsts = [self.space.offset_of(part.table.name) + part.first_row - part.local for part in owned]
+        shifts = torch.tensor(firsts, dtype=torch.int64, device=local.device)
+        return local + shifts[torch.searchsorted(starts, local, right=True) - 1]
 
     def rows_of(self, rank: int) -> list[OwnedRows]:
         """What `rank` owns, in the order of its memory."""

@@ -10,7 +10,7 @@ from hetrain.store.audit import AuditReport
 from hetrain.store.messages import Message, Reply, Request
 from hetrain.telemetry import Traffic
 from hetrain.transport.leg import Leg, ShortLeg, SizedLeg
-from hetrain.transport.wire import Codec, Layout
+from hetrain.transport.wire import BITS, Codec, Layout
 
 REQUEST_TAG, REPLY_TAG = 100, 102  # each leg uses its tag and the next one
 
@@ -112,13 +112,13 @@ class CollectiveTransport:
         return None if peer == self.rank else codec.pack([message.fields() for message in messages])
 
 
-# float fields are [., D] or [., S]; None: integers [.]
+# float fields are [., D] or [., S]; None: integers [.]; bits: flags [.]
 REQUEST_WIDTHS = (None, "D", "S", None, None, None, None, None)
-REPLY_WIDTHS = ("D", "S", None, None, None, "D", "S", None, None)
+REPLY_WIDTHS = ("bits", "D", "S", None, None, None, "D", "S", None, None, None, None)
 
 
 def _layout(channels: tuple[str, ...], widths: tuple[str | None, ...], dim: int, state_width: int) -> Layout:
-    sizes = {None: None, "D": dim, "S": state_width}
+    sizes = {None: None, "D": dim, "S": state_width, "bits": BITS}
     return Layout(channels, tuple(sizes[w] for w in widths))
 
 

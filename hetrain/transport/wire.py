@@ -1,8 +1,8 @@
 """Messages as bytes: one contiguous buffer per pair of ranks and leg.
 
-A buffer is a header of int64 and then, per width group, three blocks: row numbers and positions,
-counters, and floats, each block the fields of its kind one behind the other. An integer block travels as
-int32 when all its values fit, since ids seldom need 64 bits and counters never do in practice.
+A buffer is a header of int64 and then, per width group, four blocks: row numbers and positions,
+counters, floats, and flags of one bit each, each block the fields of its kind one behind the other. An integer block
+travels as int32 when all its values fit, since ids seldom need 64 bits and counters never do in practice.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from torch import Tensor
 from hetrain.telemetry import Traffic
 
 INT32_END = 1 << 31
+BITS = -1  # width of a field of flags
 ALIGNMENT = 8  # bytes; so that an int64 block can be viewed where it lies
 
 
@@ -21,19 +22,21 @@ ALIGNMENT = 8  # bytes; so that an int64 block can be viewed where it lies
 class Layout:
     """What a message type looks like in one width group: per field its channel and width.
 
-    `widths[i]` is None for an integer field [n] and the number of columns of a float field [n, width].
+    `widths[i]` is None for an integer field [n], BITS for a bool field [n] and the number of columns of a float
+    field [n, width].
     """
 
     channels: tuple[str, ...]
     widths: tuple[int | None, ...]
 
     @property
-    def blocks(self) -> tuple[list[int], list[int], list[int]]:
-        """Positions of the fields that go into the id, counter and float block."""
+    def blocks(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        """Positions of the fields that go into the id, counter, float and flag block."""
         integers = [i for i, w in enumerate(self.widths) if w is None]
         ids = [i for i in integers if self.channels[i] == "ids"]
         counters = [i for i in integers if self.channels[i] != "ids"]
-        return ids, counters, [i for i, w in enumerate(self.widths) if w is not None]
+        floats = [i for i, w in enumerate(self.widths) if w is not None and w != BITS]
+        return ids, counters, floats, [i for i, w in enumerate(self.widths) if w == BITS]
 
 
 class Codec:
@@ -49,13 +52,15 @@ class Codec:
     def pack(self, messages: Sequence[Sequence[tuple[str, Tensor]]]) -> Tensor:
         """One uint8 buffer of the fields of every group's message; counts its bytes by channel."""
         header, parts, counted = [0], [], 0
-        for (layout, ids, counters, floats), fields in zip(self._layouts, messages, strict=True):
+        for (layout, ids, counters, floats, flags), fields in zip(self._layouts, messages, strict=True):
             tensors = [tensor for _, tensor in fields]
             blocks = [_integers(tensors, ids), _integers(tensors, counters), _floats(tensors, floats)]
             header += [blocks[0].element_size(), blocks[1].element_size(), *(t.shape[0] for t in tensors)]
             for block, positions in zip(blocks, (ids, counters, floats), strict=True):
                 counted += self._count(block, layout, positions, tensors)
                 parts += _aligned(block)
+            for i in flags:
+                parts += _aligned(_packed(tensors[i]))  # their bytes are counted as overhead
         length = self._header * 8 + sum(part.shape[0] for part in parts)
         header[0] = length
         self._traffic.add(self._overhead, length - counted)
@@ -70,7 +75,7 @@ class Codec:
         """The fields of every group's message, integers as int64; floats are views of `buffer`."""
         header = buffer[: self._header * 8].view(torch.int64).tolist()
         position, at, messages = self._header * 8, 1, []
-        for layout, *blocks in self._layouts:
+        for layout, *blocks, flags in self._layouts:
             sizes, rows = [*header[at : at + 2], 4], header[at + 2 : at + 2 + len(layout.widths)]
             at += 2 + len(layout.widths)
             fields: dict[int, Tensor] = {}
@@ -82,6 +87,10 @@ class Codec:
                 flat = flat.view(torch.float32) if is_float else _widened(flat, size)
                 for i, part, (n, w) in zip(positions, flat.split(counts), shapes, strict=True):
                     fields[i] = part if w is None else part.view(n, w)
+                position += nbytes + -nbytes % ALIGNMENT
+            for i in flags:
+                nbytes = -(-rows[i] // 8)
+                fields[i] = _unpacked(buffer[position : position + nbytes], rows[i])
                 position += nbytes + -nbytes % ALIGNMENT
             messages.append([fields[i] for i in range(len(layout.widths))])
         return messages
@@ -106,6 +115,18 @@ def _integers(tensors: list[Tensor], positions: list[int]) -> Tensor:
 
 def _floats(tensors: list[Tensor], positions: list[int]) -> Tensor:
     return torch.cat([tensors[i].reshape(-1) for i in positions]) if positions else torch.empty(0)
+
+
+def _packed(flags: Tensor) -> Tensor:
+    """Eight flags a byte: [n] bool to [ceil(n / 8)] uint8."""
+    bits = torch.zeros(-(-len(flags) // 8) * 8, dtype=torch.uint8, device=flags.device)
+    bits[: len(flags)] = flags
+    return (bits.view(-1, 8) << torch.arange(8, dtype=torch.uint8, device=flags.device)).sum(1, dtype=torch.uint8)
+
+
+def _unpacked(packed: Tensor, count: int) -> Tensor:
+    bits = (packed.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1
+    return bits.view(-1)[:count].bool()
 
 
 def _widened(flat: Tensor, size: int) -> Tensor:

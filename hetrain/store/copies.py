@@ -1,0 +1,175 @@
+"""The copies in a cache's slots: values, optimizer state and clocks, and what each holds back.
+
+A held copy has c_s and c_c; its pending updates are `c_c - c_s` in number and `value - base` in amount, base being
+the row as it was last fetched or pushed. Values and state are views of the memory that the embedding kernel reads and
+trains in place; clocks are host arrays. A slot without a row, or whose row has not arrived yet, has c_s = c_c = -1.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hetrain.optim import RowOptimizer
+from hetrain.store.difference import decode, encode
+from hetrain.store.index import Ints
+from hetrain.store.messages import Request
+
+NONE = -1
+
+
+class Fetched(NamedTuple):
+    """Rows as their owners have them."""
+
+    value: Tensor  # [n, D]
+    state: Tensor  # [n, S]
+    clock: Ints  # [n] c_g
+    applied: Ints  # [n] updates taken; 0 unless auditing is on
+
+    def part(self, which: slice) -> "Fetched":
+        """Some of the rows."""
+        return Fetched(self.value[which], self.state[which], self.clock[which], self.applied[which])
+
+
+class Copies:
+    """Copies by slot. Where nothing is held back there are no bases."""
+
+    def __init__(
+        self, value: Tensor, state: Tensor, optimizer: RowOptimizer, *, held_back: bool, audit: bool, counted: bool
+    ) -> None:
+        """`value` [slots, D], `state` [slots, S]. `audit`: keep how many updates each fetched row had taken.
+
+        `counted`: pushes say how many updates they hold.
+        """
+        slots = len(value)
+        self.value, self.state, self.held_back, self.audit = value, state, held_back, audit
+        self._optimizer, self._counted = optimizer, counted
+        self.start = np.full(slots, NONE, np.int64)  # c_s
+        self.current = np.full(slots, NONE, np.int64)  # c_c
+        self.noticed = np.full(slots, NONE, np.int64)  # c_g that the owner warned of; NONE: the copy is not doubted
+        self.reading = np.zeros(slots, bool)  # of a batch admitted and not yet committed
+        self.applied = np.zeros(slots if audit else 0, np.int64)  # updates in the row at its last fetch
+        self._base_value = torch.zeros_like(value if held_back else value[:0])
+        self._base_state = torch.zeros_like(state if held_back else state[:0])
+
+    def _at(self, slots: Ints) -> Tensor:
+        """`slots` as an index into value and state."""
+        return torch.from_numpy(slots).to(self.value.device)
+
+    def clock_at_read(self, slots: Ints) -> Ints:
+        """c_c that each copy will have at its next read: one more where a batch in flight updates it; -1: no row."""
+        held = self.start[slots] >= 0
+        return np.where(held, self.current[slots] + self.reading[slots], NONE)
+
+    def put(self, slots: Ints, rows: Fetched) -> None:
+        """Fetch (Algorithm 1): the copies are the owner's rows, c_s = c_c = c_g."""
+        if not len(slots):
+            return
+        at = self._at(slots)
+        self.value.index_copy_(0, at, rows.value)
+        self.state.index_copy_(0, at, rows.state)
+        if self.held_back:
+            self._base_value.index_copy_(0, at, rows.value)
+            self._base_state.index_copy_(0, at, rows.state)
+        self.start[slots] = self.current[slots] = rows.clock
+        self.noticed[slots] = NONE
+        if self.audit:
+            self.applied[slots] = rows.applied
+
+    def rebase(self, slots: Ints, rows: Fetched) -> None:
+        """Copies fetched anew: the owner's rows with what is still held back on top.
+
+        The pending step of an Adagrad copy is rescaled to the merged state, just as a push would be.
+        """
+        if not len(slots):
+            return
+        at, eps = self._at(slots), self._optimizer.eps
+        own_value, own_state = self.value.index_select(0, at), self.state.index_select(0, at)
+        pushed = encode(own_value - self._base_value.index_select(0, at), own_state, eps)
+        pending_state = own_state - self._base_state.index_select(0, at)
+        pending = self.pending(slots)
+        self.put(slots, rows)
+        merged = rows.state + pending_state
+        self.value.index_copy_(0, at, rows.value + decode(pushed, merged, eps))
+        self.state.index_copy_(0, at, merged)
+        self.current[slots] += pending
+
+    def pending(self, slots: Ints) -> Ints:
+        """Updates that each copy holds back."""
+        held: Ints = self.current[slots] - self.start[slots]
+        return held
+
+    def dirty(self) -> Ints:
+        """Slots that hold back updates, ascending."""
+        return np.flatnonzero(self.current > self.start)
+
+    def pushes(self, slots: Ints, rows: Ints) -> Request:
+        """The pending updates of `slots`, which hold `rows`; they stay pending."""
+        request = Request.empty(self.value.shape[1], self.state.shape[1], self.value.device)
+        if len(slots) == 0:
+            return request
+        at = self._at(slots)
+        state = self.state.index_select(0, at)
+        step = self.value.index_select(0, at).sub_(self._base_value.index_select(0, at))
+        request.push_rows = torch.from_numpy(rows)
+        request.push_value = encode(step, state, self._optimizer.eps)
+        request.push_state = state - self._base_state.index_select(0, at)
+        request.push_clock = torch.from_numpy(self.current[slots])
+        if self._counted:
+            request.push_updates = torch.from_numpy(self.pending(slots))
+        return request
+
+    def pushed(self, slots: Ints) -> None:
+        """What `slots` held back was pushed: what follows is held back anew."""
+        if not len(slots):
+            return
+        at = self._at(slots)
+        self._base_value.index_copy_(0, at, self.value.index_select(0, at))
+        self._base_state.index_copy_(0, at, self.state.index_select(0, at))
+        self.start[slots] = self.current[slots]
+
+    def drop(self, slots: Ints) -> None:
+        """Forget the copies in `slots`."""
+        self.start[slots] = self.current[slots] = self.noticed[slots] = NONE
+        self.reading[slots] = False
+
+    def grow(self, value: Tensor, state: Tensor) -> None:
+        """Move to larger memory, whose first slots hold what the present ones do."""
+        more = len(value) - len(self.value)
+        self.value, self.state = value, state
+        for name, array in self.arrays().items():
+            filler = np.full(more, NONE if array.dtype == np.int64 else False, array.dtype)
+            setattr(self, name, np.concatenate([array, filler]))
+        if self.held_back:
+            self._base_value = torch.cat([self._base_value, torch.zeros_like(value[:more])])
+            self._base_state = torch.cat([self._base_state, torch.zeros_like(state[:more])])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything per slot that lies where the kernel computes."""
+        tensors = {"value": self.value, "state": self.state}
+        if self.held_back:
+            tensors |= {"base_value": self._base_value, "base_state": self._base_state}
+        return tensors
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Everything per slot that lies on the host, by attribute."""
+        names = ("start", "current", "noticed", "reading", *(("applied",) if self.audit else ()))
+        return {name: getattr(self, name) for name in names}
+
+    def state_dict(self, slots: Ints) -> dict[str, Any]:
+        """Copies of what is in `slots`."""
+        at = self._at(slots)
+        return {
+            **{name: tensor.index_select(0, at) for name, tensor in self.tensors().items()},
+            **{name: torch.from_numpy(array[slots]) for name, array in self.arrays().items()},
+        }
+
+    def load_state_dict(self, slots: Ints, state: dict[str, Any]) -> None:
+        """Put into `slots` what `state_dict` gave."""
+        at = self._at(slots)
+        for name, tensor in self.tensors().items():
+            tensor.index_copy_(0, at, state[name].to(tensor.device))
+        for name, array in self.arrays().items():
+            array[slots] = state[name].numpy()
