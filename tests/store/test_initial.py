@@ -1,7 +1,10 @@
+import pytest
 import torch
 
 from hetrain.store import initial
-from hetrain.store.initial import initial_rows
+from hetrain.store.initial import InitialRows, fill_initial_rows, initial_rows
+from hetrain.store.space import RowSpace
+from hetrain.tables import Table
 from tests.store.loopback import Loopback, Setup
 
 
@@ -27,15 +30,76 @@ def test_against_python_integers():
     assert torch.equal(rows, expected)
 
 
-def test_value_depends_on_its_key_alone(monkeypatch):
+def test_value_depends_on_its_key_alone():
     ids = torch.arange(1000)
     rows = initial_rows(1, 0, ids, 8, 0.5)
     order = torch.randperm(1000)
     assert torch.equal(initial_rows(1, 0, order, 8, 0.5), rows[order])
-    monkeypatch.setattr(initial, "CHUNK", 24)
-    assert torch.equal(initial_rows(1, 0, ids, 8, 0.5), rows)
     assert not torch.equal(initial_rows(2, 0, ids, 8, 0.5), rows)
     assert not torch.equal(initial_rows(1, 1, ids, 8, 0.5), rows)
+
+
+def mixed_space():
+    """Tables of two widths and different bounds, one of them enormous; the space holds those of width 5."""
+    sizes = [(1, 5), (7, 3), (1 << 47, 5), (300, 5), (2, 3), (1000, 5)]
+    tables = [Table(f"t{i}", n, dim, (f"f{i}",), 0.01 * 3**i) for i, (n, dim) in enumerate(sizes)]
+    return tables, RowSpace(tables, 5)
+
+
+def some_rows(space):
+    """Global rows of all tables, unordered, with repeats, first and last rows among them."""
+    generator = torch.Generator().manual_seed(3)
+    parts = [
+        torch.cat([torch.tensor([0, table.rows - 1]), torch.randint(table.rows, (40,), generator=generator)]) + offset
+        for table, offset in zip(space.tables, space.offsets, strict=True)
+    ]
+    rows = torch.cat(parts)
+    return rows[torch.randperm(len(rows), generator=generator)]
+
+
+def test_rows_of_mixed_tables_are_those_of_each_table():
+    tables, space = mixed_space()
+    rows = some_rows(space)
+    out = torch.empty(len(rows), 5)
+    InitialRows(space, seed=11).fill(out, rows)
+    for table_index, offset in zip(space.table_index, space.offsets, strict=True):
+        table = tables[table_index]
+        here = (rows >= offset) & (rows < offset + table.rows)
+        assert here.any()
+        expected = initial_rows(11, table_index, rows[here] - offset, 5, table.init_bound)
+        assert torch.equal(out[here], expected)
+
+
+@pytest.mark.parametrize("dim", [1, 5, 16, 100])
+@pytest.mark.parametrize("seed", [0, 9, -4])
+def test_torch_and_compiled_rows_have_equal_bits(monkeypatch, dim, seed):
+    _, space = mixed_space()
+    rows = some_rows(space)
+    made = InitialRows(space, seed)
+    compiled, other, strided = torch.empty(len(rows), dim), torch.empty(len(rows), dim), torch.empty(dim, len(rows)).T
+    made.fill(compiled, rows)
+    monkeypatch.setattr(initial, "CHUNK", 24)
+    initial._fill_torch(other, rows, made._tables)
+    made.fill(strided, rows)
+    assert torch.equal(compiled.view(torch.int32), other.view(torch.int32))
+    assert torch.equal(compiled, strided)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_makes_equal_bits():
+    _, space = mixed_space()
+    rows = some_rows(space)
+    made = InitialRows(space, 9)
+    here, there = torch.empty(len(rows), 16), torch.empty(len(rows), 16, device="cuda")
+    made.fill(here, rows)
+    made.fill(there, rows.cuda())
+    assert torch.equal(here, there.cpu())
+
+
+def test_a_row_too_many_is_refused():
+    with pytest.raises(ValueError, match="4 rows to write"):
+        fill_initial_rows(torch.empty(3, 2), 1, 0, torch.arange(4), 0.5)
 
 
 def test_uniform_and_uncorrelated():
