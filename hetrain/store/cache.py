@@ -53,12 +53,13 @@ class Cache:
         audit: bool = False,
         directory: bool = False,
         count_updates: bool = False,
+        index: str = "array",
     ) -> None:
         """`value` [slots, D] and `state` [slots, S], slots = capacity_rows + batch_rows; S = 0 at capacity 0.
 
         `seed`: of the initial rows, which owners do not send. `audit`: replies carry how many updates each row has
         taken, and the cache keeps it. `directory`: owners send notices, and only doubted copies are checked.
-        `count_updates`: pushes say how many updates they hold, as clock=sum wants.
+        `count_updates`: pushes say how many updates they hold, as clock=sum wants. `index`: array | hash.
         """
         slots = capacity_rows + batch_rows
         if value.shape != (slots, space.dim) or state.shape[0] != slots:
@@ -72,7 +73,7 @@ class Cache:
         self._initial = InitialRows(space, seed)
         self._evicts = 0 < capacity_rows < space.rows
         self._policy_name, self._policy = policy, make_policy(policy, slots)
-        self.slots = Slots(space.rows, slots)
+        self.slots = Slots(space.rows, slots, index)
         self.copies = Copies(value, state, optimizer, held_back=self.held_back, audit=audit, counted=self._counted)
         self._spared = np.zeros(slots, bool)  # all False but in `commit`
         self._staged: list[Request] = []  # pushes for the next round

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hetrain.store.index import ArrayIndex, Ints
+from hetrain.store.index import Ints, make_index
 
 FREE = -1
 
@@ -13,9 +13,9 @@ FREE = -1
 class Slots:
     """An index from row to slot, its inverse, and a stack of free slots."""
 
-    def __init__(self, rows: int, slots: int) -> None:
-        """`rows`: of the row space; `slots`: there are so many."""
-        self._index = ArrayIndex(rows)
+    def __init__(self, rows: int, slots: int, index: str) -> None:
+        """`rows`: of the row space; `slots`: there are so many; `index`: array | hash."""
+        self._index = make_index(index, rows, slots)
         self.row = np.full(slots, FREE, np.int64)  # row in each slot
         self._free = np.arange(slots - 1, -1, -1)  # a stack: the first `_free_count` are free
         self._free_count = slots
