@@ -5,7 +5,8 @@ backward and the optimizer step are the fused kernels that `bsp` trains with.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -305,15 +306,26 @@ class StoreBags(nn.Module):
         routed = [split(group.cache.pending(), group.placement).requests for group in self.groups]
         self._transport.exchange(_by_peer(routed))
 
-    def read_only(self, sparse: KeyedJaggedTensor) -> None:
-        """Fetch the rows of `sparse` from their owners past the cache, for a forward without gradients. Collective."""
+    @contextmanager
+    def read_only(self, sparse: KeyedJaggedTensor) -> Iterator[None]:
+        """Fetch the rows of `sparse` from their owners past the cache, for forwards while it is open. Collective.
+
+        A batch read ahead is the one to compute again at exit.
+        """
+        ahead = self._reads
+        self._reads = self._fetch_past_cache(sparse)
+        try:
+            yield
+        finally:
+            self._reads = ahead
+
+    def _fetch_past_cache(self, sparse: KeyedJaggedTensor) -> list[_Read]:
         lookups = [group.lookups(sparse) for group in self.groups]
         if self._transport.world_size == 1:
-            self._reads = [
+            return [
                 _Read(group.placement.local_of(rows), offsets, rows=group.owner.value)
                 for group, (rows, offsets) in zip(self.groups, lookups, strict=True)
             ]
-            return
         reads, routed, distinct_rows = [], [], []
         for group, (rows, offsets) in zip(self.groups, lookups, strict=True):
             distinct, indices = torch.unique(rows, return_inverse=True)
@@ -325,7 +337,7 @@ class StoreBags(nn.Module):
         replies = self._transport.exchange(_by_peer([r.requests for r in routed]))
         for g, (group, read) in enumerate(zip(self.groups, reads, strict=True)):
             read.rows = group.cache.rows_of(distinct_rows[g], routed[g].merge([peer[g] for peer in replies]))
-        self._reads = reads
+        return reads
 
 
 def _pool(group: WidthGroup, read: _Read) -> Tensor:

@@ -26,7 +26,7 @@ def make_bags(capacity: int, batch_size: int = 4) -> StoreBags:
     for space in row_spaces(TABLES):
         placement = Placement(space, plan, 1)
         owner = Owner(space, placement, 0, SGD, seed=3, device=CPU, held_back=capacity > 0)
-        settings = CacheSettings("lru", 2, batch_size)
+        settings = CacheSettings("lru", 2, batch_size, seed=3)
         groups.append(WidthGroup(placement, owner, SGD, min(capacity, space.rows), settings, CPU))
     widths = [(g.space.dim, 0) for g in groups]
     return StoreBags(groups, CollectiveTransport([g.owner for g in groups], widths, Traffic(), timeout_s=5))
@@ -55,8 +55,8 @@ def test_pools_by_key_whatever_the_order(capacity: int, keys: str) -> None:
     batch = sparse(keys, [bag for key in keys for bag in by_key[key]])
     bags.read(batch)
     trained = bags(batch)
-    bags.read_only(batch)
-    looked_at = bags(batch)
+    with bags.read_only(batch):
+        looked_at = bags(batch)
     table = {"x": 0, "y": 1, "z": 1, "w": 2}
     for key, of_key in by_key.items():
         for b, ids in enumerate(of_key):
@@ -75,8 +75,8 @@ def test_an_empty_batch_trains_nothing(capacity: int) -> None:
     values.sum().backward()
     bags.commit()
     assert all(group.cache.pending().push_rows.numel() == 0 for group in bags.groups)
-    bags.read_only(batch)
-    assert bags(batch).values().shape == (0, 24)
+    with bags.read_only(batch):
+        assert bags(batch).values().shape == (0, 24)
 
 
 def test_gradients_of_shared_rows_are_merged() -> None:

@@ -264,8 +264,8 @@ class StoreEngine:
         """Logits [B], held-back updates of all ranks included; changes nothing. Cheaper inside `evaluating`."""
         with self.evaluating(), torch.no_grad():
             batch = batch.to(self._device)
-            self._bags.read_only(batch.sparse)
-            logits: Tensor = self._network(batch.dense, batch.sparse)
+            with self._bags.read_only(batch.sparse):
+                logits: Tensor = self._network(batch.dense, batch.sparse)
             return logits
 
     @contextmanager

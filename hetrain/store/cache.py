@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hetrain.consistency import UNBOUNDED, breaks_others_bound, breaks_own_bound, staleness_bound
@@ -94,9 +95,11 @@ class Cache:
         clock = self.copies.clock_at_read(touched)
         own, noticed, checked = self._judge(touched, clock)
         request = self._take_pushes(touched[own])
-        self.copies.pushed(touched[own])
+        self.copies.pushed(touched[own], request)
         self.copies.noticed[touched[checked]] = NONE
         request.fetch_rows = torch.from_numpy(np.concatenate([new_rows, distinct[own], distinct[noticed]]))
+        request.fetch_again = torch.zeros(len(request.fetch_rows), dtype=torch.bool)
+        request.fetch_again[len(new_rows) : len(new_rows) + len(own)] = True
         request.check_rows = torch.from_numpy(distinct[checked])
         request.check_clock = torch.from_numpy(clock[checked])
         self._open = ReadPlan(
@@ -153,29 +156,46 @@ class Cache:
         )
 
     def _fetched(self, plan: ReadPlan, reply: Reply) -> Fetched:
-        """All fetched rows [N]; those not sent are made here."""
-        state, stored = reply.state.to(self.copies.value.device), _array(reply.stored)
-        count = len(stored)
+        """All fetched rows [N]. Of those not sent, missed ones are made here and the others are what they were."""
+        device, sent, new = self.copies.value.device, _array(reply.stored), len(plan.new_slots)
+        count = len(sent)
         clock, applied = np.zeros(count, np.int64), np.zeros(count, np.int64)
         if len(reply.clock):
-            clock[stored] = _ints(reply.clock)
+            clock[sent] = _ints(reply.clock)
         if len(reply.applied):
-            applied[stored] = _ints(reply.applied)
-        if len(state) < count:
-            at = torch.from_numpy(np.flatnonzero(stored)).to(state.device)
-            state = state.new_zeros(count, state.shape[1]).index_copy_(0, at, state)
-        return Fetched(self.rows_of(plan.request.fetch_rows, reply), state, clock, applied)
+            applied[sent] = _ints(reply.applied)
+        value, state = reply.value.to(device), reply.state.to(device)
+        if len(value) == count:
+            return Fetched(value, state, clock, applied)
+        at = torch.from_numpy(np.flatnonzero(sent)).to(device)
+        whole = Fetched(
+            value.new_empty(count, value.shape[1]).index_copy_(0, at, value),
+            state.new_zeros(count, state.shape[1]).index_copy_(0, at, state),
+            clock,
+            applied,
+        )
+        self._make_initial(whole.value[:new], plan.request.fetch_rows[:new], sent[:new])
+        kept = np.flatnonzero(~sent[new:])
+        whole.replace(new + kept, self.copies.bases(plan.stale_slots[kept]))
+        return whole
+
+    def _make_initial(self, out: Tensor, rows: Tensor, sent: NDArray[np.bool_]) -> None:
+        """Write the initial values of those `rows` [n] that were not `sent` into `out` [n, D]."""
+        at = torch.from_numpy(np.flatnonzero(~sent)).to(out.device)
+        if len(at):
+            fresh = out.new_empty(len(at), out.shape[1])
+            self._initial.fill(fresh, rows.to(out.device)[at])
+            out.index_copy_(0, at, fresh)
 
     def rows_of(self, rows: Tensor, reply: Reply) -> Tensor:
-        """Values [N, D] of fetched `rows` [N]: those of `reply`, and initial ones where no push ever came."""
-        value = reply.value.to(self.copies.value.device)
+        """Values [N, D] of fetched `rows` [N] that no copy is kept of: those of `reply`, or initial ones."""
+        value, sent = reply.value.to(self.copies.value.device), _array(reply.stored)
         if len(value) == len(rows):
             return value
-        stored = _array(reply.stored)
-        at, rest = (torch.from_numpy(np.flatnonzero(part)).to(value.device) for part in (stored, ~stored))
-        fresh = value.new_empty(len(rest), value.shape[1])
-        self._initial.fill(fresh, rows.to(value.device)[rest])
-        return value.new_empty(len(rows), value.shape[1]).index_copy_(0, at, value).index_copy_(0, rest, fresh)
+        at = torch.from_numpy(np.flatnonzero(sent)).to(value.device)
+        whole = value.new_empty(len(rows), value.shape[1]).index_copy_(0, at, value)
+        self._make_initial(whole, rows, sent)
+        return whole
 
     def _take_notices(self, reply: Reply) -> None:
         """Doubt the copies that the owners warn of; those that left the cache meanwhile are passed over."""
@@ -190,7 +210,8 @@ class Cache:
         clock = torch.from_numpy(self.copies.current[plan.touched] + 1) if self._audit else nothing
         state = gradient.new_empty(len(gradient), 0)
         updates = torch.ones_like(clock)
-        self._staged.append(Request(plan.rows, gradient, state, clock, updates, nothing, nothing, nothing))
+        request = Request(plan.rows, gradient, state, clock, updates, nothing, nothing.bool(), nothing, nothing)
+        self._staged.append(request)
 
     def commit(self, plan: ReadPlan) -> None:
         """The slots of `plan` were updated once: Clock, then Evict to capacity (Algorithm 3).

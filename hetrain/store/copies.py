@@ -32,6 +32,13 @@ class Fetched(NamedTuple):
         """Some of the rows."""
         return Fetched(self.value[which], self.state[which], self.clock[which], self.applied[which])
 
+    def replace(self, at: Ints, rows: "Fetched") -> None:
+        """Put `rows` [n] at positions `at` [n], in place."""
+        index = torch.from_numpy(at).to(self.value.device)
+        self.value.index_copy_(0, index, rows.value)
+        self.state.index_copy_(0, index, rows.state)
+        self.clock[at], self.applied[at] = rows.clock, rows.applied
+
 
 class Copies:
     """Copies by slot. Where nothing is held back there are no bases."""
@@ -86,9 +93,7 @@ class Copies:
         if not len(slots):
             return
         at, eps = self._at(slots), self._optimizer.eps
-        own_value, own_state = self.value.index_select(0, at), self.state.index_select(0, at)
-        pushed = encode(own_value - self._base_value.index_select(0, at), own_state, eps)
-        pending_state = own_state - self._base_state.index_select(0, at)
+        pushed, pending_state = self._held_back(at)
         pending = self.pending(slots)
         self.put(slots, rows)
         merged = rows.state + pending_state
@@ -110,25 +115,45 @@ class Copies:
         request = Request.empty(self.value.shape[1], self.state.shape[1], self.value.device)
         if len(slots) == 0:
             return request
-        at = self._at(slots)
-        state = self.state.index_select(0, at)
-        step = self.value.index_select(0, at).sub_(self._base_value.index_select(0, at))
         request.push_rows = torch.from_numpy(rows)
-        request.push_value = encode(step, state, self._optimizer.eps)
-        request.push_state = state - self._base_state.index_select(0, at)
+        request.push_value, request.push_state = self._held_back(self._at(slots))
         request.push_clock = torch.from_numpy(self.current[slots])
         if self._counted:
             request.push_updates = torch.from_numpy(self.pending(slots))
         return request
 
-    def pushed(self, slots: Ints) -> None:
-        """What `slots` held back was pushed: what follows is held back anew."""
+    def _held_back(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Pending updates of the slots `at` [n]: value [n, D] as store/difference.py encodes it, and state [n, S]."""
+        state = self.state.index_select(0, at)
+        step = self.value.index_select(0, at).sub_(self._base_value.index_select(0, at))
+        return encode(step, state, self._optimizer.eps), state - self._base_state.index_select(0, at)
+
+    def pushed(self, slots: Ints, request: Request) -> None:
+        """`slots` were pushed, last in `request`: the copies become what the owner makes of that.
+
+        Bit for bit, where nobody else changed the row since it was fetched (Owner merges with the same operations).
+        What follows is held back anew.
+        """
         if not len(slots):
             return
-        at = self._at(slots)
-        self._base_value.index_copy_(0, at, self.value.index_select(0, at))
-        self._base_state.index_copy_(0, at, self.state.index_select(0, at))
+        at, last = self._at(slots), slice(len(request.push_rows) - len(slots), None)
+        state = self._base_state.index_select(0, at) + request.push_state[last]
+        step = decode(request.push_value[last], state, self._optimizer.eps)
+        value = self._base_value.index_select(0, at) + step
+        for tensor in (self._base_value, self.value):
+            tensor.index_copy_(0, at, value)
+        for tensor in (self._base_state, self.state):
+            tensor.index_copy_(0, at, state)
+        if self.audit:
+            self.applied[slots] += self.pending(slots)
         self.start[slots] = self.current[slots]
+
+    def bases(self, slots: Ints) -> Fetched:
+        """The rows as they were last fetched or pushed."""
+        at = self._at(slots)
+        applied = self.applied[slots] if self.audit else np.zeros(len(slots), np.int64)
+        value, state = self._base_value.index_select(0, at), self._base_state.index_select(0, at)
+        return Fetched(value, state, self.start[slots], applied)
 
     def drop(self, slots: Ints) -> None:
         """Forget the copies in `slots`."""

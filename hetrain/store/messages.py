@@ -47,10 +47,11 @@ class Request(Message):
     push_clock: Tensor  # [M] int64: c_c; [0] where gradients travel and nobody audits
     push_updates: Tensor  # [M] int64: updates in this push; [0] where nobody counts them
     fetch_rows: Tensor  # [N] int64
+    fetch_again: Tensor  # [N] bool: this request pushes what the copy held back; the copy is kept
     check_rows: Tensor  # [C] int64
     check_clock: Tensor  # [C] int64: c_c
 
-    CHANNELS = ("ids", "rows_push", "rows_push", "clocks", "clocks", "ids", "ids", "clocks")
+    CHANNELS = ("ids", "rows_push", "rows_push", "clocks", "clocks", "ids", "ids", "ids", "clocks")
 
     @staticmethod
     def empty(dim: int, state_width: int, device: torch.device | None = None) -> "Request":
@@ -58,13 +59,13 @@ class Request(Message):
         nothing = none()
         value = torch.empty(0, dim, device=device)
         state = torch.empty(0, state_width, device=device)
-        return Request(nothing, value, state, nothing, nothing, nothing, nothing, nothing)
+        return Request(nothing, value, state, nothing, nothing, nothing, nothing.bool(), nothing, nothing)
 
     @staticmethod
     def fetch(rows: Tensor, dim: int, state_width: int) -> "Request":
         """A request for distinct `rows` [N] alone: what evaluation sends."""
         request = Request.empty(dim, state_width)
-        request.fetch_rows = rows
+        request.fetch_rows, request.fetch_again = rows, torch.zeros_like(rows, dtype=torch.bool)
         return request
 
     @staticmethod
@@ -80,6 +81,7 @@ class Request(Message):
             torch.cat([p.push_clock for p in parts]),
             torch.cat([p.push_updates for p in parts]),
             nothing,
+            nothing.bool(),
             nothing,
             nothing,
         )
@@ -89,8 +91,9 @@ class Request(Message):
 class Reply(Message):
     """The owner's answer: fetched rows in the order asked, the checked rows that were invalid, and notices.
 
-    A fetched row that no push ever reached is not sent: whoever asked makes it (store/initial.py). State is [., 0]
-    where gradients travel, and clocks are [0] there; the applied fields are [0] unless auditing is on.
+    A fetched row that no push ever reached is not sent: whoever asked makes it (store/initial.py). Nor is a row
+    fetched again that nobody else changed since the copy was fetched: with the push of this request it is the copy.
+    State is [., 0] where gradients travel, and clocks are [0] there; the applied fields are [0] unless auditing is on.
     """
 
     stored: Tensor  # [N] bool: whether the row is sent; K are

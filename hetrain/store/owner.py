@@ -62,8 +62,11 @@ class Owner:
         self.clock = torch.zeros(rows, dtype=torch.int64, device=device)  # [R_local] c_g
         self.touched = torch.zeros(rows, dtype=torch.bool, device=device)  # [R_local] whether a push ever came
         self.applied = torch.zeros(rows if audit else 0, dtype=torch.int64, device=device)  # [R_local] updates taken
-        noticing = directory and held_back and self.bound < UNBOUNDED
-        self._directory = Directory(rows, workers, self.bound, device) if noticing else None
+        self._directory: Directory | None = None
+        if held_back and self.bound < UNBOUNDED:
+            # at staleness 0 a copy breaks its own bound at the first read after its update: nothing to notice
+            notices = directory and self.bound > 0
+            self._directory = Directory(rows, workers, self.bound, device, notices=notices)
         self._mark = torch.empty(rows, dtype=torch.int64, device=device)
         self._undo: UndoLog | None = None
         self._before = (none(device), none(device))  # rows pushed in the newest round, their c_g before; when auditing
@@ -93,8 +96,8 @@ class Owner:
         pushed = self._apply(requests)
         fetched = [self.local_of(request.fetch_rows) for request in requests]
         answers = [
-            (*self._answer(fetch), bad, *self._rows(check[bad]))
-            for fetch, check, bad in zip(fetched, checked, invalid, strict=True)
+            (*self._answer(worker, fetch, request.fetch_again), bad, *self._rows(check[bad]))
+            for worker, (request, fetch, check, bad) in enumerate(zip(requests, fetched, checked, invalid, strict=True))
         ]
         notices = self._direct(requests, pushed, fetched, checked, invalid)
         return [Reply(*answer, *notice) for answer, notice in zip(answers, notices, strict=True)]
@@ -122,8 +125,7 @@ class Owner:
         if self._undo is not None:
             self._undo.record(distinct)
         elif self._directory is not None:
-            for worker, part in zip(workers, rows, strict=True):
-                self._directory.drop(worker, part)
+            self._directory.pushed(workers, rows, distinct, places)
         if self.audit:
             self._before = distinct, self.clock.index_select(0, distinct)
         if self.held_back:
@@ -186,10 +188,12 @@ class Owner:
             places.append(mark.index_select(0, part))
         return torch.cat(touched), places
 
-    def _answer(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Which of local `rows` [N] a push has reached, and those."""
-        stored = self.touched.index_select(0, rows)
-        return stored, *self._rows(rows[stored])
+    def _answer(self, worker: int, rows: Tensor, again: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Which of local `rows` [N] have to be sent, and those."""
+        sent = self.touched.index_select(0, rows)
+        if self._directory is not None and self._undo is None:
+            sent &= ~(again & self._directory.alone[rows, worker])
+        return sent, *self._rows(rows[sent])
 
     def _rows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Copies of value, state, clock (where updates are held back) and applied (when auditing) of local `rows`."""
@@ -215,9 +219,9 @@ class Owner:
         if directory is None or self._undo is not None:
             return [(nothing, nothing)] * len(requests)
         for worker, (request, fetch, check, bad) in enumerate(zip(requests, fetched, checked, invalid, strict=True)):
-            directory.hold(worker, check, request.check_clock)
+            directory.checked(worker, check, request.check_clock)
             for rows in (fetch, check[bad]):
-                directory.hold(worker, rows, self.clock.index_select(0, rows))
+                directory.fetched(worker, rows, self.clock.index_select(0, rows))
         clock = self.clock.index_select(0, pushed)
         return [(self.placement.global_of(self.rank, pushed[at]), clock[at]) for at in directory.notices(pushed, clock)]
 
@@ -269,7 +273,7 @@ class Owner:
         for name, tensor in outside.items():
             tensor.index_copy_(0, log.rows, log.before[name])
         if self._directory is not None:
-            outside["held"] = self._directory.held.clone()
+            outside |= {name: tensor.clone() for name, tensor in self._directory.tensors().items()}
         return {
             **outside,
             "rows": log.rows.clone(),
@@ -287,7 +291,8 @@ class Owner:
             if name not in ("value", "state"):
                 tensor.copy_(state[name])
         if self._directory is not None:
-            self._directory.held.copy_(state["held"])
+            for name, tensor in self._directory.tensors().items():
+                tensor.copy_(state[name])
         rows = state["rows"].to(self.value.device)
         self.value.index_copy_(0, rows, state["value"].to(self.value.device))
         self.state.index_copy_(0, rows, state["state"].to(self.value.device))
@@ -298,7 +303,7 @@ class Owner:
         self.clock.zero_()
         self.applied.zero_()
         if self._directory is not None:
-            self._directory.held.fill_(-1)
+            self._directory.clear()
         for owned in self.placement.rows_of(self.rank):
             rows = self._global(owned.table.name, owned.first_row, owned.rows)
             for first in range(0, owned.rows, CHUNK):

@@ -54,6 +54,7 @@ def split(request: Request, placement: Placement) -> Routed:
             _part(request.push_clock, push[owner]),
             _part(request.push_updates, push[owner]),
             request.fetch_rows[fetch[owner]],
+            request.fetch_again[fetch[owner]],
             request.check_rows[check[owner]],
             request.check_clock[check[owner]],
         )

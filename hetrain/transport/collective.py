@@ -113,7 +113,7 @@ class CollectiveTransport:
 
 
 # float fields are [., D] or [., S]; None: integers [.]; bits: flags [.]
-REQUEST_WIDTHS = (None, "D", "S", None, None, None, None, None)
+REQUEST_WIDTHS = (None, "D", "S", None, None, None, "bits", None, None)
 REPLY_WIDTHS = ("bits", "D", "S", None, None, None, "D", "S", None, None, None, None)
 
 

@@ -70,9 +70,19 @@ def test_empty_cache_equals_plain_torch_on_whole_batches(optimizer: str) -> None
 
 
 @pytest.mark.parametrize("staleness", [0, 2, 100, math.inf])
-@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
-def test_bounds_hold_and_nothing_is_lost(staleness: float, optimizer: str) -> None:
-    kwargs = {"capacity": 60, "staleness": staleness, "audit_every": 1, "clock": "sum"}
+@pytest.mark.parametrize(
+    ("optimizer", "validation", "prefetch"),
+    [("sgd", "directory", True), ("rowwise_adagrad", "directory", False), ("sgd", "clock", True)],
+)
+def test_bounds_hold_and_nothing_is_lost(staleness: float, optimizer: str, validation: str, prefetch: bool) -> None:
+    kwargs = {
+        "capacity": 60,
+        "staleness": staleness,
+        "audit_every": 1,
+        "clock": "sum",
+        "validation": validation,
+        "prefetch": prefetch,
+    }
     ranks = run_ranks(2, _train, optimizer, kwargs, True)
     for rank in ranks:
         assert rank["report"]["observed_staleness_max"] <= staleness
@@ -95,10 +105,9 @@ def _looking(rank: int, world_size: int, capacity: float, look: bool) -> dict[st
     traffic = Traffic()
     engine = make_engine(world_size, "adagrad", capacity=capacity, staleness=2, traffic=traffic)
     data = batches(rank, world_size)
+    stream = iter(data)
     losses = []
-    for batch in data:
-        out = engine.step(iter([batch]))
-        assert out is not None
+    while (out := engine.step(stream)) is not None:
         losses.append(float(out.loss))
         if look:
             with engine.evaluating():
@@ -161,9 +170,12 @@ def _resume(rank: int, world_size: int, capacity: float, used: bool) -> dict[str
     kwargs: dict[str, Any] = {"capacity": capacity, "staleness": 3, "policy": "lfu"}
     data = batches(rank, world_size)
     first = make_engine(world_size, "rowwise_adagrad", **kwargs)
-    train(first, iter(data[:CUT]))
+    stream = iter(data)
+    for _ in range(CUT):
+        first.step(stream)
     saved = _save(first)
-    losses = train(first, iter(data[CUT:]))
+    assert saved["private"]["is_read"] == (capacity > 0)  # the next batch's rows were read ahead
+    losses = train(first, stream)
     second = make_engine(world_size, "rowwise_adagrad", **kwargs)
     if used:
         train(second, iter(data[3:]))

@@ -78,7 +78,17 @@ class _Echo:
 
 def _request(rank: int, peer: int, group: int, n: int) -> Request:
     rows = torch.arange(n) + 10 * peer + 100 * rank + group
-    return Request(rows, torch.ones(n, 3) * (rank + 1), torch.zeros(n, 1), rows, rows, rows, rows, torch.arange(n) % 8)
+    return Request(
+        rows,
+        torch.ones(n, 3) * (rank + 1),
+        torch.zeros(n, 1),
+        rows,
+        rows,
+        rows,
+        rows % 2 == 0,
+        rows,
+        torch.arange(n) % 8,
+    )
 
 
 def _rounds(rank: int, world_size: int, sizes: list[int]) -> dict[str, Any]:
