@@ -107,6 +107,7 @@ def test_hash_memory_makes_rows_when_they_are_placed(growth):
     assert memory["clock"].tolist() == [0, 8, 0, 0]
     assert (memory["value"][1] == 4).all()
     memory.place(rows[:12])
+    assert torch.equal(memory.rows()[memory.locate(rows[:12])], rows[:12])
     assert memory["clock"].sum() == 8
     memory.reset()
     assert memory.locate(asked).tolist() == [-1] * 4
