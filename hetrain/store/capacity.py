@@ -4,8 +4,8 @@ A slot of the cache costs, in bytes, per row of D values and S optimizer state v
 
     value and state                           4 (D + S)
     value and state as of the last fetch      4 (D + S)    where updates are held back
-    row, c_s, c_c, free list, mark            8 + 8 + 8 + 8 + 4
-    clock of a notice                         8            directory
+    row, c_s, c_c, notice, free list, mark    8 + 8 + 8 + 8 + 8 + 4
+    in flight, spared                         1 + 1
     updates in the copy                       8            when auditing
     policy                                    lru 8, lfu 12, light_lfu 12
     index                                     hash 48 (24 to 48: its table doubles); array 0
@@ -24,7 +24,7 @@ from hetrain.errors import ConfigError
 
 GIB = 1 << 30
 POLICY_BYTES = {"lru": 8, "lfu": 12, "light_lfu": 12}
-BOOKKEEPING_BYTES = 8 + 8 + 8 + 8 + 4
+BOOKKEEPING_BYTES = 5 * 8 + 4 + 2
 ARRAY_INDEX_BYTES = 4  # per row of the tables
 HASH_INDEX_BYTES = 48  # at most, per row held
 HASH_ROW_BYTES = 8  # an owner that keeps the rows seen also keeps their numbers
@@ -50,7 +50,7 @@ def slot_bytes(
     """Bytes of one slot of a cache of rows of `dim` values and `state` optimizer state values."""
     row = 4 * (dim + state)
     total = row + (row if held_back else 0) + BOOKKEEPING_BYTES + POLICY_BYTES[policy]
-    return total + 8 * directory + 8 * audit + (HASH_INDEX_BYTES if index == "hash" else 0)
+    return total + 8 * audit + (HASH_INDEX_BYTES if index == "hash" else 0)
 
 
 def capacity_rows(capacity: float | str, spaces: Sequence[HasRows], slot_costs: Sequence[int]) -> list[int]:

@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 
 from hetrain.capacity import Capacity, parse_capacity
 from hetrain.errors import ConfigError
-from hetrain.store.capacity import capacity_rows, predicted_memory, slot_bytes
+from hetrain.optim import RowOptimizer
+from hetrain.store.cache import Cache
+from hetrain.store.capacity import POLICY_BYTES, capacity_rows, predicted_memory, slot_bytes
+from hetrain.store.copies import Copies
 from hetrain.store.index import HashIndex
 from hetrain.store.policy import make_policy
-from tests.store.loopback import Loopback, Setup
+from hetrain.store.slots import Slots
+from hetrain.store.space import RowSpace
+from hetrain.tables import Table
 
 
 def spaces(*rows):
@@ -81,17 +86,27 @@ def test_bytes_are_used_but_never_exceeded(groups, budget):
     assert budget - spent < sum(costs) or kept == [space.rows for space in tables]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
-def test_a_slot_costs_what_the_cache_allocates(optimizer):
-    rows, capacity = 50_000, 40_000
-    setup = Setup(tables=(rows,), capacity=capacity, batch_rows=10_000, optimizer=optimizer, dim=16)
-    cache = Loopback(setup).caches[0]
-    slots, taken = capacity + 10_000, 0
-    for item in vars(cache).values():
+def taken_by(thing, slots):
+    """Bytes of all arrays with an entry per slot in `thing` and in the parts of the store it is made of."""
+    total = 0
+    for item in vars(thing).values():
         if isinstance(item, np.ndarray | torch.Tensor) and len(item) == slots:
-            taken += item.nbytes
-    predicted = slots * (slot_bytes(16, cache.state.shape[1], "lru", "array") - 8)  # without the policy
-    assert taken == pytest.approx(predicted, rel=0.1)
+            total += item.nbytes
+        elif isinstance(item, Slots | Copies):
+            total += taken_by(item, slots)
+    return total
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize("audit", [False, True])
+def test_a_slot_costs_what_the_cache_allocates(optimizer, audit):
+    """But for policy and index, which follow."""
+    row_optimizer, slots = RowOptimizer(optimizer, lr=0.1, eps=1e-8), 50_000
+    space = RowSpace([Table("t", 60_000, 16, ("f",), 0.1)], 16)
+    value, state = torch.empty(slots, 16), torch.empty(slots, row_optimizer.state_width(16))
+    cache = Cache(space, 40_000, 10_000, value, state, "lru", 1, row_optimizer, seed=1, audit=audit)
+    predicted = slot_bytes(16, state.shape[1], "lru", "array", audit=audit) - POLICY_BYTES["lru"]
+    assert taken_by(cache, slots) == pytest.approx(slots * predicted, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["lru", "lfu", "light_lfu"])
@@ -111,9 +126,9 @@ def test_the_hash_index_costs_no_more_than_is_said(rows):
 
 def test_slots_of_other_settings():
     base = slot_bytes(16, 1, "lru", "array")
-    assert base == 4 * 2 * 17 + 36 + 8
+    assert base == 4 * 2 * 17 + 46 + 8
     assert slot_bytes(16, 1, "lru", "array", held_back=False) == base - 4 * 17
-    assert slot_bytes(16, 1, "lru", "array", directory=True, audit=True) == base + 16
+    assert slot_bytes(16, 1, "lru", "array", audit=True) == base + 8
 
 
 def test_prediction_of_array_and_hash():
