@@ -187,10 +187,15 @@ def _empty_table(rows: int) -> Ints:
 
 
 @njit(cache=True, nogil=True)
-def _place(table: Any, row: Any) -> Any:
+def _home(table: Any, row: Any) -> Any:
+    """Where `row` lies unless that is taken."""
+    return np.int64(mix(np.uint64(row))) & (len(table) - 1)
+
+
+@njit(cache=True, nogil=True)
+def _place(table: Any, row: Any, home: Any) -> Any:
     """Where `row` lies, or the empty place where it would."""
-    mask = len(table) - 1
-    at = np.int64(mix(np.uint64(row))) & mask
+    mask, at = len(table) - 1, home
     while table[at, 0] != row and table[at, 0] != ABSENT:
         at = (at + 1) & mask
     return at
@@ -198,11 +203,14 @@ def _place(table: Any, row: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def _hash_find(table: Any, rows: Any) -> Any:
+    """All homes first: the reads of the table then overlap further, a quarter of the time."""
     out = np.empty(len(rows), np.int64)
     for i in range(len(rows)):
         if rows[i] < 0:
             raise IndexError("a row below 0")
-        out[i] = table[_place(table, rows[i]), 1]  # an empty place says ABSENT
+        out[i] = _home(table, rows[i])
+    for i in range(len(rows)):
+        out[i] = table[_place(table, rows[i], out[i]), 1]  # an empty place says ABSENT
     return out
 
 
@@ -215,7 +223,7 @@ def _hash_insert(table: Any, rows: Any, slots: Any) -> Any:
     for i in range(m - 1, -1, -1):
         if rows[i] < 0:
             raise IndexError("a row below 0")
-        at = _place(table, rows[i])
+        at = _place(table, rows[i], _home(table, rows[i]))
         if table[at, 0] == ABSENT:
             if u == len(slots):
                 return number, order[:u], False
@@ -239,7 +247,7 @@ def _hash_assign(table: Any, rows: Any, slots: Any) -> Any:
     for i in range(len(rows)):
         if rows[i] < 0:
             raise IndexError("a row below 0")
-        at = _place(table, rows[i])
+        at = _place(table, rows[i], _home(table, rows[i]))
         if table[at, 0] == ABSENT:
             new += 1
         table[at, 0], table[at, 1] = rows[i], slots[i]
@@ -251,13 +259,13 @@ def _hash_remove(table: Any, rows: Any) -> Any:
     """Returns how many rows were held. Each hole is filled with the next row that may lie there, up to a gap."""
     mask, removed = len(table) - 1, 0
     for i in range(len(rows)):
-        hole = _place(table, rows[i])
+        hole = _place(table, rows[i], _home(table, rows[i]))
         if table[hole, 0] == ABSENT:
             continue
         removed += 1
         at = (hole + 1) & mask
         while table[at, 0] != ABSENT:
-            home = np.int64(mix(np.uint64(table[at, 0]))) & mask
+            home = _home(table, table[at, 0])
             if (at - home) & mask >= (at - hole) & mask:
                 table[hole, 0], table[hole, 1] = table[at, 0], table[at, 1]
                 hole = at
@@ -270,5 +278,5 @@ def _hash_remove(table: Any, rows: Any) -> Any:
 def _hash_move(old: Any, new: Any) -> None:
     for i in range(len(old)):
         if old[i, 0] != ABSENT:
-            at = _place(new, old[i, 0])
+            at = _place(new, old[i, 0], _home(new, old[i, 0]))
             new[at, 0], new[at, 1] = old[i, 0], old[i, 1]

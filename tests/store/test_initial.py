@@ -41,7 +41,7 @@ def test_value_depends_on_its_key_alone():
 
 def mixed_space():
     """Tables of two widths and different bounds, one of them enormous; the space holds those of width 5."""
-    sizes = [(1, 5), (7, 3), (1 << 47, 5), (300, 5), (2, 3), (1000, 5)]
+    sizes = [(1, 5), (7, 3), (1 << 47, 5), (300, 5), (2, 3), (1000, 5), (50, 5)]
     tables = [Table(f"t{i}", n, dim, (f"f{i}",), 0.01 * 3**i) for i, (n, dim) in enumerate(sizes)]
     return tables, RowSpace(tables, 5)
 

@@ -131,6 +131,17 @@ def test_a_count_beyond_hot_still_counts_for_lfu():
     assert tested.victims(2).tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("name", ["lfu", "light_lfu"])
+def test_places_for_counts_are_taken_again(name):
+    """However often rows of many counts leave, there is one place per count that occurs at a time."""
+    tested = make_policy(name, SLOTS)
+    for _ in range(20):
+        for count in range(SLOTS):
+            tested.used(np.arange(count, SLOTS))
+        assert tested.victims(SLOTS).tolist() == list(range(SLOTS))
+    assert tested._unused[1] <= len(tested._groups)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_state_is_tensors_and_the_whole_of_it(name):
     tested = make_policy(name, SLOTS)
