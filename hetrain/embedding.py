@@ -321,9 +321,9 @@ class StoreBags(nn.Module):
 
     def _fetch_past_cache(self, sparse: KeyedJaggedTensor) -> list[_Read]:
         lookups = [group.lookups(sparse) for group in self.groups]
-        if self._transport.world_size == 1:
+        if self._transport.world_size == 1 and all(group.owner.holds_all for group in self.groups):
             return [
-                _Read(group.placement.local_of(rows), offsets, rows=group.owner.value)
+                _Read(group.owner.local_of(rows), offsets, rows=group.owner.value)
                 for group, (rows, offsets) in zip(self.groups, lookups, strict=True)
             ]
         reads, routed, distinct_rows = [], [], []

@@ -11,9 +11,10 @@ from hetrain.consistency import UNBOUNDED, ClockRule, breaks_others_bound, stale
 from hetrain.errors import ConfigError
 from hetrain.optim import RowOptimizer
 from hetrain.store.difference import decode
-from hetrain.store.directory import Directory
+from hetrain.store.directory import NONE, Directory, directory_columns
 from hetrain.store.initial import InitialRows
 from hetrain.store.messages import Reply, Request, none
+from hetrain.store.row_memory import Column, make_row_memory
 from hetrain.store.space import Placement, RowSpace
 from hetrain.store.undo import UndoLog
 
@@ -38,11 +39,13 @@ class Owner:
         audit: bool = False,
         directory: bool = False,
         workers: int = 1,
+        index: str = "array",
     ) -> None:
         """`held_back`: pushes are differences of updates applied at workers; otherwise gradients.
 
         `staleness`: the others' bound, in updates. `audit`: replies tell how many updates a row has taken.
         `directory`: validate copies with notices, for `workers` workers; otherwise they send their clocks.
+        `index`: array (all rows in memory from the start) or hash (those seen).
         Raises ConfigError when `optimizer`'s state does not add up and updates are held back.
         """
         if held_back and not optimizer.additive:
@@ -55,32 +58,50 @@ class Owner:
         self.bound = staleness_bound(staleness)
         self.learning_rate = optimizer.lr  # of the gradients pushed; the engine sets it every step
         self.observed_staleness_max = 0  # max of c_g - c_c over the checks found valid
-        rows = placement.local_rows[rank]
+        noticing = directory and self.bound > 0  # at 0 a copy breaks its own bound once it was updated, unnoticed
+        directing = held_back and self.bound < UNBOUNDED
         self._initial = InitialRows(space, seed)
-        self.value = torch.empty(rows, space.dim, device=device)  # [R_local, D]
-        self.state = torch.zeros(rows, optimizer.state_width(space.dim), device=device)  # [R_local, S]
-        self.clock = torch.zeros(rows, dtype=torch.int64, device=device)  # [R_local] c_g
-        self.touched = torch.zeros(rows, dtype=torch.bool, device=device)  # [R_local] whether a push ever came
-        self.applied = torch.zeros(rows if audit else 0, dtype=torch.int64, device=device)  # [R_local] updates taken
-        self._directory: Directory | None = None
-        if held_back and self.bound < UNBOUNDED:
-            # at staleness 0 a copy breaks its own bound at the first read after its update: nothing to notice
-            notices = directory and self.bound > 0
-            self._directory = Directory(rows, workers, self.bound, device, notices=notices)
-        self._mark = torch.empty(rows, dtype=torch.int64, device=device)
+        self.memory = make_row_memory(
+            index,
+            placement,
+            rank,
+            _columns(space.dim, optimizer, audit) | (directory_columns(workers, notices=noticing) if directing else {}),
+            self._initial,
+            device,
+        )
+        self._directory = Directory(self.memory, workers, self.bound, notices=noticing) if directing else None
+        self._device = device
         self._undo: UndoLog | None = None
         self._before = (none(device), none(device))  # rows pushed in the newest round, their c_g before; when auditing
-        for owned in placement.rows_of(rank):
-            part = self.value[owned.local : owned.local + owned.rows]
-            self._initial.fill(part, self._global(owned.table.name, owned.first_row, owned.rows))
 
-    def _global(self, table: str, first_row: int, rows: int) -> Tensor:
-        first = self.space.offset_of(table) + first_row
-        return torch.arange(first, first + rows, device=self.value.device)
+    @property
+    def value(self) -> Tensor:
+        """[R, D] float32 of the rows held, R: all of the plan's, or those seen."""
+        return self.memory["value"]
+
+    @property
+    def state(self) -> Tensor:
+        """[R, S] float32."""
+        return self.memory["state"]
+
+    @property
+    def clock(self) -> Tensor:
+        """[R] int64 c_g."""
+        return self.memory["clock"]
+
+    @property
+    def applied(self) -> Tensor:
+        """[R] int64 updates taken; when auditing."""
+        return self.memory["applied"]
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether every row of the plan is in memory."""
+        return self.memory.used == self.placement.local_rows[self.rank]
 
     def local_of(self, rows: Tensor) -> Tensor:
-        """Where global `rows` [n] lie in this owner's memory, [n] int64."""
-        return self.placement.local_of(rows)
+        """Where global `rows` [n] lie in this owner's memory, [n] int64; -1 for rows never seen."""
+        return self.memory.locate(rows)
 
     # -- a round ----------------------------------------------------------------------------------
 
@@ -90,11 +111,13 @@ class Owner:
         (1) checks against the clocks as the previous round left them, (2) all pushes in worker order,
         (3) fetched and invalid rows answered, (4) notices, which bind the reads of the next round.
         """
-        requests = [request.to(self.value.device) for request in requests]
+        requests = [request.to(self._device) for request in requests]
+        place = self.memory.place if self._undo is None else self.memory.locate
+        pushes = [place(request.push_rows) for request in requests]
+        fetched = [place(request.fetch_rows) for request in requests]
         checked = [self.local_of(request.check_rows) for request in requests]
         invalid = [self._check(rows, request) for rows, request in zip(checked, requests, strict=True)]
-        pushed = self._apply(requests)
-        fetched = [self.local_of(request.fetch_rows) for request in requests]
+        pushed = self._apply(requests, pushes)
         answers = [
             (*self._answer(worker, fetch, request.fetch_again), bad, *self._rows(check[bad]))
             for worker, (request, fetch, check, bad) in enumerate(zip(requests, fetched, checked, invalid, strict=True))
@@ -105,7 +128,7 @@ class Owner:
     def _check(self, rows: Tensor, request: Request) -> Tensor:
         """Positions [V] of the checks, of local `rows` [C], that break the others' bound."""
         if rows.numel() == 0:
-            return none(self.clock.device)
+            return none(self._device)
         c_g = self.clock.index_select(0, rows)
         broken = breaks_others_bound(c_g, request.check_clock, self.bound)
         if self._undo is None:
@@ -113,14 +136,13 @@ class Owner:
             self.observed_staleness_max = max(self.observed_staleness_max, int(missed.max()))
         return torch.nonzero(broken).flatten()
 
-    def _apply(self, requests: Sequence[Request]) -> Tensor:
+    def _apply(self, requests: Sequence[Request], pushes: Sequence[Tensor]) -> Tensor:
         """Merge the pushes of a round, in worker order; the distinct local rows [U] that were pushed."""
         workers = [worker for worker, request in enumerate(requests) if request.push_rows.numel()]
         if not workers:
-            self._before = none(self.clock.device), none(self.clock.device)
-            return none(self.clock.device)
-        pushing = [requests[worker] for worker in workers]
-        rows = [self.local_of(request.push_rows) for request in pushing]
+            self._before = none(self._device), none(self._device)
+            return none(self._device)
+        pushing, rows = [requests[worker] for worker in workers], [pushes[worker] for worker in workers]
         distinct, places = self._distinct(rows)
         if self._undo is not None:
             self._undo.record(distinct)
@@ -132,7 +154,7 @@ class Owner:
             self._add_differences(rows, pushing)
         else:
             self._apply_gradients(distinct, places, pushing)
-        self.touched.index_fill_(0, distinct, True)
+        self.memory["touched"].index_fill_(0, distinct, True)
         self._count(rows, pushing)
         return distinct
 
@@ -162,7 +184,7 @@ class Owner:
         """Sum the gradients of every row over the ranks, then step its optimizer once."""
         gradient = pushing[0].push_value
         if len(pushing) > 1:
-            gradient = torch.zeros(len(touched), self.space.dim, device=self.value.device)
+            gradient = torch.zeros(len(touched), self.space.dim, device=self._device)
             for place, request in zip(places, pushing, strict=True):
                 gradient.index_add_(0, place, request.push_value)
         value, state = self.value.index_select(0, touched), self.state.index_select(0, touched)
@@ -177,22 +199,26 @@ class Owner:
         """
         if len(rows) == 1:
             return rows[0], []
-        mark, touched, places, count = self._mark, [], [], 0
+        mark, touched, places, count = self.memory["mark"], [], [], 0
         for part in rows:
             mark.index_fill_(0, part, -1)
         for part in rows:
             new = part[mark.index_select(0, part) < 0]
-            mark.index_copy_(0, new, torch.arange(count, count + len(new), device=mark.device))
+            mark.index_copy_(0, new, torch.arange(count, count + len(new), dtype=mark.dtype, device=mark.device))
             count += len(new)
             touched.append(new)
-            places.append(mark.index_select(0, part))
+            places.append(mark.index_select(0, part).long())
         return torch.cat(touched), places
 
     def _answer(self, worker: int, rows: Tensor, again: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Which of local `rows` [N] have to be sent, and those."""
-        sent = self.touched.index_select(0, rows)
-        if self._directory is not None and self._undo is None:
-            sent &= ~(again & self._directory.alone[rows, worker])
+        if self._undo is not None:  # rows never seen are still initial
+            sent = rows >= 0
+            sent[sent.clone()] = self.memory["touched"].index_select(0, rows[sent])
+        else:
+            sent = self.memory["touched"].index_select(0, rows)
+            if self._directory is not None:
+                sent &= ~(again & self._directory.is_alone(worker, rows))
         return sent, *self._rows(rows[sent])
 
     def _rows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -215,7 +241,7 @@ class Owner:
         invalid: Sequence[Tensor],
     ) -> list[tuple[Tensor, Tensor]]:
         """Write down the new holders; then, per worker, global rows and clocks of its notices."""
-        directory, nothing = self._directory, none(self.clock.device)
+        directory, nothing = self._directory, none(self._device)
         if directory is None or self._undo is not None:
             return [(nothing, nothing)] * len(requests)
         for worker, (request, fetch, check, bad) in enumerate(zip(requests, fetched, checked, invalid, strict=True)):
@@ -227,8 +253,8 @@ class Owner:
 
     def holders(self, rows: Tensor) -> Tensor:
         """Lower bounds of the clocks of all workers' copies of global `rows`: [n, W] int32, -1 for none."""
-        if self._directory is None:
-            raise ValueError("this owner keeps no directory")
+        if self._directory is None or not self._directory.notices_sent:
+            raise ValueError("this owner sends no notices")
         return self._directory.held.index_select(0, self.local_of(rows))
 
     def clocks_before(self, rows: Tensor) -> Tensor:
@@ -258,10 +284,17 @@ class Owner:
             self._undo, self._before = None, before
 
     def _tensors(self) -> dict[str, Tensor]:
-        tensors = {"value": self.value, "state": self.state, "clock": self.clock, "touched": self.touched}
-        return tensors | {"applied": self.applied} if self.audit else tensors
+        names = ("value", "state", "clock", "touched", *(("applied",) if self.audit else ()))
+        return {name: self.memory[name] for name in names}
 
     # -- checkpoints ------------------------------------------------------------------------------
+
+    def _bookkeeping(self) -> dict[str, Tensor]:
+        """Everything per row but the row itself."""
+        names = ["clock", "touched", *(["applied"] if self.audit else [])]
+        if self._directory is not None:
+            names += directory_columns(1, notices=self._directory.notices_sent)
+        return {name: self.memory[name] for name in names}
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of `value` and `state` lacks, to resume bit for bit.
@@ -269,13 +302,11 @@ class Owner:
         Inside a view: the clocks as they are outside it, and the rows the view changed as they were.
         """
         log = self._undo or UndoLog(self._tensors())
-        outside = {name: tensor.clone() for name, tensor in self._tensors().items() if name not in ("value", "state")}
-        for name, tensor in outside.items():
-            tensor.index_copy_(0, log.rows, log.before[name])
-        if self._directory is not None:
-            outside |= {name: tensor.clone() for name, tensor in self._directory.tensors().items()}
+        outside = {name: tensor.clone() for name, tensor in self._bookkeeping().items()}
+        for name in outside.keys() & log.before.keys():
+            outside[name].index_copy_(0, log.rows, log.before[name])
         return {
-            **outside,
+            "bookkeeping": outside,
             "rows": log.rows.clone(),
             "value": log.before["value"].clone(),
             "state": log.before["state"].clone(),
@@ -287,28 +318,32 @@ class Owner:
         if state is None:
             self._reset()
             return
-        for name, tensor in self._tensors().items():
-            if name not in ("value", "state"):
-                tensor.copy_(state[name])
-        if self._directory is not None:
-            for name, tensor in self._directory.tensors().items():
-                tensor.copy_(state[name])
-        rows = state["rows"].to(self.value.device)
-        self.value.index_copy_(0, rows, state["value"].to(self.value.device))
-        self.state.index_copy_(0, rows, state["state"].to(self.value.device))
+        for name, tensor in self._bookkeeping().items():
+            tensor.copy_(state["bookkeeping"][name])
+        rows = state["rows"].to(self._device)
+        self.value.index_copy_(0, rows, state["value"].to(self._device))
+        self.state.index_copy_(0, rows, state["state"].to(self._device))
         self.observed_staleness_max = int(state["observed_staleness_max"])
 
     def _reset(self) -> None:
-        """Clocks at 0; a row counts as touched when it is not what it starts as."""
-        self.clock.zero_()
-        self.applied.zero_()
-        if self._directory is not None:
-            self._directory.clear()
-        for owned in self.placement.rows_of(self.rank):
-            rows = self._global(owned.table.name, owned.first_row, owned.rows)
-            for first in range(0, owned.rows, CHUNK):
-                at = slice(owned.local + first, owned.local + min(first + CHUNK, owned.rows))
-                fresh = torch.empty_like(self.value[at])
-                self._initial.fill(fresh, rows[first : first + CHUNK])
-                changed = (fresh != self.value[at]).any(1) | (self.state[at] != 0).any(1)
-                self.touched[at] = changed
+        """Clocks at 0, no copies; a row counts as touched when it is not what it starts as."""
+        for name, tensor in self._bookkeeping().items():
+            tensor.fill_(NONE if name == "held" else 0)
+        touched, rows = self.memory["touched"], self.memory.rows()
+        for first in range(0, len(rows), CHUNK):
+            at = slice(first, first + CHUNK)
+            fresh = torch.empty_like(self.value[at])
+            self._initial.fill(fresh, rows[at])
+            touched[at] = (fresh != self.value[at]).any(1) | (self.state[at] != 0).any(1)
+
+
+def _columns(dim: int, optimizer: RowOptimizer, audit: bool) -> dict[str, Column]:
+    """What an owner keeps per row, but for its directory."""
+    columns = {
+        "value": Column((dim,), torch.float32),
+        "state": Column((optimizer.state_width(dim),), torch.float32),
+        "clock": Column((), torch.int64),  # c_g
+        "touched": Column((), torch.bool),  # whether a push ever came
+        "mark": Column((), torch.int32),  # scratch
+    }
+    return columns | {"applied": Column((), torch.int64)} if audit else columns  # updates taken

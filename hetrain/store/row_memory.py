@@ -66,6 +66,10 @@ class RowMemory(Protocol):
         """The row at each position: [used]."""
         ...
 
+    def rows_at(self, positions: Tensor) -> Tensor:
+        """The row at some positions; [n] to [n]."""
+        ...
+
     def reset(self) -> None:
         """As at the start: no row was ever written."""
         ...
@@ -160,6 +164,10 @@ class ArrayMemory:
         """See RowMemory."""
         parts = [torch.arange(first, first + rows, device=self._device) for first, rows in self._ranges()]
         return torch.cat([torch.empty(0, dtype=torch.int64, device=self._device), *parts])
+
+    def rows_at(self, positions: Tensor) -> Tensor:
+        """See RowMemory."""
+        return self._placement.global_of(self._rank, positions)
 
     def reset(self) -> None:
         """See RowMemory."""
@@ -283,6 +291,10 @@ class HashMemory:
     def rows(self) -> Tensor:
         """See RowMemory."""
         return self._row[: self.used].to(self._device, copy=True)
+
+    def rows_at(self, positions: Tensor) -> Tensor:
+        """See RowMemory."""
+        return self._row[positions.cpu()].to(self._device)
 
     def reset(self) -> None:
         """See RowMemory."""

@@ -62,6 +62,7 @@ class _Echo:
         none = torch.empty(0, dtype=torch.int64)
         return [
             Reply(
+                r.fetch_rows % 3 == 0,
                 r.fetch_rows[:, None].float().expand(-1, 3) + 1000 * asker,
                 torch.full((len(r.fetch_rows), 1), pushed),
                 r.fetch_rows + self.rank,
@@ -71,6 +72,8 @@ class _Echo:
                 torch.ones(int((r.check_clock > 5).sum()), 1),
                 r.check_clock[r.check_clock > 5],
                 none,
+                r.push_rows,
+                r.push_clock,
             )
             for asker, r in enumerate(requests)
         ]
