@@ -15,6 +15,7 @@ from hetrain.errors import CheckpointError, ConfigError, DataError, LostPeerErro
 from hetrain.launch import failures
 from hetrain.launch.job_folder import LOCK, job_folder
 from hetrain.launch.rank_environment import RankEnvironment, first_host, read_environment
+from hetrain.roles import Roles
 from tests.launch.fake_workers import FOLDER
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -65,7 +66,7 @@ def test_user_error_of_a_rank_is_all_that_is_shown(tmp_path: Path) -> None:
 def test_a_rank_is_named_only_for_what_may_be_its_own(tmp_path: Path) -> None:
     for error, rank in [(CheckpointError("no checkpoint"), ""), (TrainingError("loss is nan"), "\n  (rank 1)")]:
         failures.leave(tmp_path, failures.describe(1, error))
-        assert str(failures.cause(tmp_path, 2, {0: -15, 1: error.exit_code})) == f"{error}{rank}"
+        assert str(failures.cause(tmp_path, Roles(2), {0: -15, 1: error.exit_code})) == f"{error}{rank}"
 
 
 def test_defect_shows_the_failing_ranks_traceback(tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_cause_is_not_the_rank_that_lost_its_peer(tmp_path: Path) -> None:
     real = failures.describe(1, TrainingError("the loss of step 3 on rank 1 is not finite"))
     failures.leave(tmp_path, lost)
     failures.leave(tmp_path, real)
-    found = failures.cause(tmp_path, 2, {0: 1})
+    found = failures.cause(tmp_path, Roles(2), {0: 1})
     assert "not finite" in str(found)
     assert found.exit_code == TrainingError.exit_code
 
@@ -184,7 +185,7 @@ def test_our_own_error_is_a_cause_whatever_it_quotes(tmp_path: Path) -> None:
     assert failures.describe(1, LostPeerError("gave up waiting for rank 0")).lost_peer
     failures.leave(tmp_path, failures.describe(1, RuntimeError("[gloo/transport/tcp/pair.cc] Read error")))
     failures.leave(tmp_path, real)
-    assert "/mnt/store" in str(failures.cause(tmp_path, 2, {0: 3, 1: 1}))
+    assert "/mnt/store" in str(failures.cause(tmp_path, Roles(2), {0: 3, 1: 1}))
 
 
 def test_what_the_system_refuses_is_no_defect(tmp_path: Path) -> None:
@@ -200,5 +201,5 @@ def test_what_the_system_refuses_is_no_defect(tmp_path: Path) -> None:
 
 def test_cause_is_a_crash_when_the_others_lost_their_peer(tmp_path: Path) -> None:
     failures.leave(tmp_path, failures.describe(0, RuntimeError("Connection closed by peer")))
-    assert "rank 1 was ended by SIGSEGV" in str(failures.cause(tmp_path, 2, {1: -11}))
-    assert "rank 1 was killed from outside" in str(failures.cause(tmp_path, 2, {0: 1}))
+    assert "rank 1 was ended by SIGSEGV" in str(failures.cause(tmp_path, Roles(2), {1: -11}))
+    assert "rank 1 was killed from outside" in str(failures.cause(tmp_path, Roles(2), {0: 1}))
