@@ -6,6 +6,7 @@ are consequences and must not hide the cause.
 
 import json
 import re
+import signal
 import time
 import traceback
 from collections.abc import Iterable
@@ -81,6 +82,7 @@ def cause(folder: Path, roles: Roles, exit_codes: dict[int, int], after_death: s
     told.sort(key=lambda failure: (failure.lost_peer, failure.time))
     silent = [rank for rank in range(roles.world_size) if all(failure.rank != rank for failure in told)]
     killed = [rank for rank in silent if exit_codes.get(rank, 0) != 0]
+    killed.sort(key=lambda rank: exit_codes[rank] == -signal.SIGTERM)  # which the launcher ends the others with
     if told and not told[0].lost_peer:
         return _shown(told[0], roles)
     if killed or (told and silent):  # the others only lost their peer: one that left no word is the cause
@@ -111,7 +113,5 @@ def _death(exit_code: int | None, computes: bool) -> str:
             f"  {remedy} a machine with more memory."
         )
     if exit_code < 0:
-        import signal
-
         return f"was ended by {signal.Signals(-exit_code).name}; a crash inside a native kernel looks like this."
     return f"ended with exit code {exit_code} and left no message."

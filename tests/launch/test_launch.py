@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from hetrain.config import LaunchConfig
 from hetrain.errors import CheckpointError, ConfigError, DataError, LostPeerError, TrainingError
 from hetrain.launch import failures
 from hetrain.launch.job_folder import LOCK, job_folder
-from hetrain.launch.rank_environment import RankEnvironment, first_host, read_environment
+from hetrain.launch.process import device_of
+from hetrain.launch.rank_environment import RankEnvironment, check_room, first_host, read_environment, roles_of
 from hetrain.roles import Roles
 from tests.launch.fake_workers import FOLDER
 
@@ -159,6 +161,39 @@ def test_slurm_with_one_task_or_none_starts_local_processes() -> None:
     assert read_environment({"SLURM_NTASKS": "8"}) is None  # inside salloc, not srun
     assert read_environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None
     assert read_environment({}) is None
+
+
+def test_the_last_processes_are_servers() -> None:
+    environment = RankEnvironment(3, 4, 1, 2)
+    assert roles_of(environment, 3) == Roles(4, 3)
+    with pytest.raises(
+        ConfigError, match=r"(?s)cluster\.servers=4: expected fewer than the 4 processes .*Start at least 5"
+    ):
+        roles_of(environment, 4)
+
+
+def test_only_workers_need_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    roles = Roles(6, 3)  # two machines: workers 0, 1, 2, then servers 3, 4, 5
+    devices = [device_of(LaunchConfig(), RankEnvironment(r, 6, r % 3, 3), roles).type for r in range(3, 6)]
+    assert devices == ["cpu"] * 3
+    assert device_of(LaunchConfig(), RankEnvironment(1, 4, 1, 4), Roles(4, 2)).index == 1
+    with pytest.raises(ConfigError, match=r"launch\.nproc=3: this machine has 2 GPU\(s\) and each worker"):
+        device_of(LaunchConfig(), RankEnvironment(0, 6, 0, 6), roles)
+
+
+def test_servers_count_among_a_machines_processes() -> None:
+    with pytest.raises(ConfigError, match=r"launch\.nproc and cluster\.servers=9000: 9001 processes"):
+        check_room(LaunchConfig(), 9001, 9000)
+    with pytest.raises(ConfigError, match=r"launch\.nproc=9001: expected"):
+        check_room(LaunchConfig(), 9001)
+
+
+def test_a_dead_server_is_called_one(tmp_path: Path) -> None:
+    failures.leave(tmp_path, failures.describe(0, LostPeerError("gave up waiting for server rank 2")))
+    text = str(failures.cause(tmp_path, Roles(3, 1), {0: 1, 1: -15, 2: -9}))
+    assert text.startswith("server rank 2 was killed")  # the launcher ended worker 1 for that
+    assert "cluster.servers" in text
 
 
 @pytest.mark.parametrize(
