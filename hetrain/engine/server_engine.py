@@ -71,21 +71,31 @@ class ServerEngine:
         )
         self._layout = store_layout(settings, capacities, world_size, row_optimizer, plan)
         self._step = 0
+        self._next: Batch | None = None  # whose round was answered already
+        self._is_read = False  # whether that of the batch to come was
         self._missed_updates_max = 0
         self._looking = False
         self._overwritten: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def step(self, batches: Iterator[Batch]) -> StepOutput | None:
-        """Answer the round of a training step; the batch only says that there is one. None at the end."""
-        batch = next(batches, None)
+        """Answer the rounds of a training step; the batches only say that there are any. None at the end.
+
+        Where the workers read ahead, a step is their round for the next batch, started before they compute this one.
+        """
+        batch = self._next if self._next is not None else next(batches, None)
         if batch is None:
             return None
         waited = self._transport.waited_s
         self._overwritten = []
         self._set_owner_rates()
-        self._transport.exchange()
+        if not self._is_read:
+            self._transport.exchange()
         if self._settings.audit_every and self._step % self._settings.audit_every == 0:
             self._audit()
+        self._next = next(batches, None) if self._settings.overlapped else None
+        if self._next is not None:
+            self._transport.exchange()
+        self._is_read = self._next is not None
         self._step += 1
         nothing = torch.empty(0)
         waited_s = self._transport.waited_s - waited
@@ -108,6 +118,7 @@ class ServerEngine:
         """Take every held-back update of the workers."""
         self._set_owner_rates()
         self._transport.exchange()
+        self._next, self._is_read = None, False
         self._transport.drain()
 
     @contextmanager
@@ -145,7 +156,12 @@ class ServerEngine:
                 dense_optimizer={},
                 tables=owned_tables(self._parts),
                 replicated=frozenset(),
-                private={"step": self._step, "missed_updates_max": self._missed_updates_max, "groups": saved},
+                private={
+                    "step": self._step,
+                    "is_read": self._is_read,
+                    "missed_updates_max": self._missed_updates_max,
+                    "groups": saved,
+                },
                 layout=self._layout,
             )
             # Rows loaded in place are lost where closing the view undoes them: `restore` writes them once more.
@@ -161,12 +177,9 @@ class ServerEngine:
         self._overwritten = []
         self._step = state.step if private is None else int(private["step"])
         self._missed_updates_max = 0 if private is None else int(private["missed_updates_max"])
+        self._next, self._is_read = None, private is not None and bool(private["is_read"])
         for g, part in enumerate(self._parts):
-            if private is None:
-                part.owner.clock.zero_()
-                part.owner.applied.zero_()
-            else:
-                part.owner.load_state_dict(private["groups"][g]["owner"])
+            part.owner.load_state_dict(None if private is None else private["groups"][g]["owner"])
 
     def report(self) -> dict[str, Any]:
         """The staleness that rows here were read with, and the updates those reads missed in audit rounds."""

@@ -43,6 +43,7 @@ def _run(rank: int, world_size: int, servers: int, settings: dict[str, Any]) -> 
         {"capacity": 0, "optimizer": "rowwise_adagrad"},
         {"capacity": 0, "optimizer": "adagrad", "audit_every": 2},
         {"capacity": 60, "staleness": 2, "optimizer": "sgd"},
+        {"capacity": 60, "staleness": 2, "validation": "clock", "prefetch": False},
         {"capacity": 60, "staleness": 3, "optimizer": "adagrad", "clock": "sum", "audit_every": 1},
     ],
 )

@@ -63,6 +63,7 @@ class _Echo:
         none = torch.empty(0, dtype=torch.int64)
         return [
             Reply(
+                torch.ones(len(r.fetch_rows), dtype=torch.bool),
                 r.fetch_rows[:, None].float().expand(-1, 3) + 1000 * asker,
                 torch.full((len(r.fetch_rows), 1), pushed),
                 r.fetch_rows + self.rank,
@@ -71,6 +72,8 @@ class _Echo:
                 torch.ones(int((r.check_clock > 5).sum()), 3),
                 torch.ones(int((r.check_clock > 5).sum()), 1),
                 r.check_clock[r.check_clock > 5],
+                none,
+                none,
                 none,
             )
             for asker, r in enumerate(requests)
@@ -165,7 +168,7 @@ def _served(rank: int, world_size: int, servers: int, sizes: list[int]) -> tuple
             assert torch.equal(reply.clock, rows + peer)
             assert reply.state.shape == (len(rows), 1)
         ones = torch.full((n + rank,), rank + 1)
-        report = AuditReport(ones, ones, ones, ones)
+        report = AuditReport(*[ones] * len(AuditReport.CHANNELS))
         assert transport.collect([[report] for _ in range(world_size)]) == []
     transport.drain()
     return sent, traffic.total
