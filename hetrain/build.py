@@ -29,7 +29,7 @@ from hetrain.errors import ConfigError, DataError, HetrainError
 from hetrain.evaluate import Metrics, evaluate, predictions
 from hetrain.optim import Schedule, dense_optimizer, row_optimizer
 from hetrain.planner.torchrec_planner import plan_of, sharding_plan, store_plan
-from hetrain.ranks import Ranks
+from hetrain.ranks import GPU_BACKEND, Ranks
 from hetrain.tables import Table, check_tables
 from hetrain.telemetry import Traffic
 from hetrain.telemetry.console import screen
@@ -85,7 +85,7 @@ def _trainer(
             train=cfg.train,
             checkpoint=cfg.checkpoint,
             log_every=cfg.telemetry.log_every,
-            about=_about(cfg, schema),
+            about=_about(cfg, schema, ranks),
             settings=settings,
             data=data,
             resumed=resumed,
@@ -173,10 +173,16 @@ def make_engine(
         "traffic": traffic,
     }
     if cfg.consistency.mode == "het":
+        from hetrain.engine.server_engine import ServerEngine
         from hetrain.engine.store_engine import StoreEngine
 
-        plan = store_plan(tables, cfg.planner, ranks.world_size, cfg.train.batch_size, device)
-        return StoreEngine(plan=plan, settings=_store_settings(cfg, device), **common), plan.to_json()
+        servers = ranks.servers
+        plan = store_plan(tables, cfg.planner, ranks.world_size, cfg.train.batch_size, device, servers)
+        workers, settings = _worker_group(cfg, ranks, device), _store_settings(cfg, ranks, device)
+        if not ranks.computes:
+            server = {key: common[key] for key in ("tables", "row_optimizer", "schedule", "seed", "traffic")}
+            return ServerEngine(plan=plan, settings=settings, **server), plan.to_json()
+        return StoreEngine(plan=plan, settings=settings, workers=workers, **common), plan.to_json()
     from hetrain.engine.torchrec_engine import TorchRecEngine
 
     found = sharding_plan(tables, rows.name, cfg.planner, ranks.world_size, device, cfg.train.batch_size)
@@ -211,7 +217,7 @@ def _make_model(cfg: RunConfig, schema: DatasetSchema, bags: nn.Module) -> nn.Mo
     return model
 
 
-def _store_settings(cfg: RunConfig, device: torch.device) -> Any:
+def _store_settings(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Any:
     from hetrain.engine.store_engine import StoreSettings
 
     mode = cfg.consistency
@@ -228,6 +234,7 @@ def _store_settings(cfg: RunConfig, device: torch.device) -> Any:
         audit_every=cfg.telemetry.audit_every,
         timeout_s=cfg.launch.timeout_s,
         device=device if cfg.store.device == "cuda" else torch.device("cpu"),
+        servers=ranks.servers,
     )
 
 
@@ -237,6 +244,16 @@ def _control_group(cfg: RunConfig, ranks: Ranks) -> Ranks:
         return replace(ranks, group=None)
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=cfg.launch.timeout_s))
     return replace(ranks, group=group)
+
+
+def _worker_group(cfg: RunConfig, ranks: Ranks, device: torch.device) -> dist.ProcessGroup | None:
+    """Where there are servers: the group of all ranks but them, on a server None. Collective."""
+    if not ranks.servers:
+        return None
+    backend = GPU_BACKEND if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=cfg.launch.timeout_s)
+    group = dist.new_group(list(range(ranks.roles.workers)), timeout, backend)
+    return group if ranks.computes else None
 
 
 def _data(cfg: RunConfig) -> DatasetSchema:
@@ -289,20 +306,26 @@ def _train_reader(cfg: RunConfig, ranks: Ranks, state: dict[str, Any] | None) ->
         cfg.data.path,
         "train",
         cfg.train.batch_size,
-        ranks.rank,
-        ranks.world_size,
+        *_share(ranks),
         epochs=cfg.train.epochs,
         shuffle=cfg.data.shuffle,
         seed=cfg.seed,
         shuffle_window=cfg.data.shuffle_window,
-        prefetch=_prefetch(cfg),
+        prefetch=_prefetch(cfg, ranks),
         state=state,
     )
 
 
-def _prefetch(cfg: RunConfig) -> int:
+def _share(ranks: Ranks) -> tuple[int | None, int]:
+    """Which share of the data is this rank's, of how many: it is dealt over the workers."""
+    return ranks.rank if ranks.computes else None, ranks.roles.workers
+
+
+def _prefetch(cfg: RunConfig, ranks: Ranks) -> int:
     """Batches read ahead. Where the CPU computes, reading threads would take time slices from compute threads that
     wait for each other: 42 to 45 ms a step of 4,096 in place of 36 on two idle cores."""
+    if not ranks.computes:  # there is nothing to read
+        return 0
     if cfg.data.prefetch is not None:
         return cfg.data.prefetch
     on_gpu = cfg.launch.device == "cuda" or (cfg.launch.device == "auto" and torch.cuda.is_available())
@@ -311,8 +334,7 @@ def _prefetch(cfg: RunConfig) -> int:
 
 def _split_reader(cfg: RunConfig, ranks: Ranks, split: str) -> Reader:
     """One pass over a split, in the data set's order."""
-    batch, prefetch = cfg.train.eval_batch_size, _prefetch(cfg)
-    return Reader(cfg.data.path, split, batch, ranks.rank, ranks.world_size, prefetch=prefetch)
+    return Reader(cfg.data.path, split, cfg.train.eval_batch_size, *_share(ranks), prefetch=_prefetch(cfg, ranks))
 
 
 def _loaded(cfg: RunConfig, options: dict[str, str], ranks: Ranks, device: torch.device) -> tuple[Engine, Path, Ranks]:
@@ -348,13 +370,14 @@ def _total_steps(cfg: RunConfig, reader: Reader, step: int) -> int:
     return to_the_end if cfg.train.max_steps is None else min(to_the_end, cfg.train.max_steps)
 
 
-def _about(cfg: RunConfig, schema: DatasetSchema) -> dict[str, Any]:
+def _about(cfg: RunConfig, schema: DatasetSchema, ranks: Ranks) -> dict[str, Any]:
     return {
         "name": cfg.name,
         "model": cfg.model["_target_"].rpartition(".")[2],
         "mode": cfg.consistency.mode,
         "staleness": None if cfg.consistency.mode == "bsp" else _json_number(cfg.consistency.staleness),
         "batch_size": cfg.train.batch_size,
+        "servers": ranks.servers,
         "best_auc": schema.best_auc,
     }
 

@@ -7,6 +7,9 @@ from typing import Any
 import torch.distributed as dist
 
 from hetrain.errors import HetrainError
+from hetrain.roles import Roles
+
+GPU_BACKEND = "cpu:gloo,cuda:nccl"  # of a process group whose ranks have GPUs
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,17 @@ class Ranks:
     rank: int = 0
     world_size: int = 1
     group: dist.ProcessGroup | None = None
+    servers: int = 0  # the last ranks, which own all rows and compute nothing
+
+    @property
+    def roles(self) -> Roles:
+        """Who computes and who owns rows."""
+        return Roles(self.world_size, self.servers)
+
+    @property
+    def computes(self) -> bool:
+        """Whether this rank reads data and trains; a server does not."""
+        return self.roles.computes(self.rank)
 
     @property
     def first(self) -> bool:
@@ -53,7 +67,7 @@ class Ranks:
             mine = e
         told: Exception | str | None = mine
         if mine is not None and error is not None:
-            told = f"rank {self.rank}: {type(mine).__name__}: {mine}"
+            told = f"{self.roles.name(self.rank)}: {type(mine).__name__}: {mine}"
         first = next((t for t in self.gather(told) if t is not None), None)
         if isinstance(first, Exception):
             raise first from mine

@@ -36,13 +36,13 @@ def config(folder: Path, mode: str, **changes: Any) -> RunConfig:
     return dataclasses.replace(cfg)
 
 
-def ranks_of(rank: int = 0, world_size: int = 1) -> Ranks:
-    return Ranks(rank, world_size, dist.group.WORLD if world_size > 1 else None)
+def ranks_of(rank: int = 0, world_size: int = 1, servers: int = 0) -> Ranks:
+    return Ranks(rank, world_size, dist.group.WORLD if world_size > 1 else None, servers)
 
 
 def make(cfg: RunConfig, rank: int = 0, world_size: int = 1) -> Any:
     torch.set_num_threads(1)
-    return build.build(cfg, ranks_of(rank, world_size), torch.device("cpu"))
+    return build.build(cfg, ranks_of(rank, world_size, cfg.cluster.servers), torch.device("cpu"))
 
 
 def weights(engine: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def weights(engine: Any) -> dict[str, Any]:
                 found[f"{table}.{piece.first_row}"] = piece.value.clone().numpy()
                 for key, value in piece.optimizer.items():
                     found[f"{table}.{piece.first_row}.{key}"] = value.clone().numpy()
-        for number, values in state.dense_optimizer["state"].items():
+        for number, values in state.dense_optimizer.get("state", {}).items():
             for key, value in values.items():
                 found[f"dense optimizer.{number}.{key}"] = torch.as_tensor(value).clone().numpy()
     return found

@@ -142,6 +142,8 @@ def _replace(meta: dict[str, Any], sums: dict[Path, Sum], aside: Path, path: Pat
 
 def _fill_dense(state: EngineState, saved: dict[str, Any], path: Path) -> None:
     """Copy parameters in place; give the optimizer its state, with the learning rates and so on of this run."""
+    if not state.dense_optimizer:  # a server has no dense part
+        return
     for name, value in state.dense.items():
         found = saved["dense"].get(name)
         if found is None or found.shape != value.shape:

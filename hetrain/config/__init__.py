@@ -3,6 +3,7 @@
 from hetrain.config.schema import (
     CacheConfig,
     CheckpointConfig,
+    ClusterConfig,
     CommsConfig,
     ConsistencyConfig,
     DataConfig,
@@ -23,6 +24,7 @@ from hetrain.config.schema import (
 __all__ = [
     "CacheConfig",
     "CheckpointConfig",
+    "ClusterConfig",
     "CommsConfig",
     "ConsistencyConfig",
     "DataConfig",

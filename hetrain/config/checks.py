@@ -29,7 +29,7 @@ SPLITS = ("train", "validation", "test")
 
 def check(cfg: RunConfig) -> None:
     """Raise ConfigError when `cfg` cannot run."""
-    parts = (_run, _data, _model, _optimizer, _planner, _consistency, _launch, _train, _checkpoint, _store)
+    parts = (_run, _data, _model, _optimizer, _planner, _consistency, _cluster, _launch, _train, _checkpoint, _store)
     found = [finding for part in parts for finding in part(cfg)]
     if len(found) == 1:
         raise ConfigError(found[0])
@@ -197,6 +197,18 @@ def _consistency(cfg: RunConfig) -> Iterator[str]:
         )
 
 
+def _cluster(cfg: RunConfig) -> Iterator[str]:
+    servers = cfg.cluster.servers
+    yield from _at_least("cluster.servers", servers, 0, "0 leaves the rows on the workers.")
+    if servers > 0 and cfg.consistency.mode == "bsp":
+        yield _finding(
+            "cluster.servers",
+            servers,
+            "0 with consistency.mode=bsp",
+            "TorchRec shards tables over the workers themselves; servers own the rows of consistency=het.",
+        )
+
+
 def _launch(cfg: RunConfig) -> Iterator[str]:
     launch = cfg.launch
     yield from _at_least("launch.nproc", launch.nproc, 1, "null starts one per GPU, else 2.")
@@ -244,3 +256,5 @@ def _store(cfg: RunConfig) -> Iterator[str]:
     yield from _at_least("store.init_bound", cfg.store.init_bound, 0)
     if cfg.store.device == "cuda" and cfg.launch.device == "cpu":
         yield _finding("store.device", "cuda", "cpu with launch.device=cpu")
+    if cfg.store.device == "cuda" and cfg.cluster.servers > 0:
+        yield _finding("store.device", "cuda", f"cpu with cluster.servers={cfg.cluster.servers}", "Servers use no GPU.")

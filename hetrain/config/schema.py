@@ -119,10 +119,17 @@ class CommsConfig:
 
 
 @dataclass
+class ClusterConfig:
+    """Processes that only own embedding rows (``het``), beside the workers, which then own none."""
+
+    servers: int = 0  # the run's last processes, which compute nothing; 0: rows live on the workers
+
+
+@dataclass
 class LaunchConfig:
     """Processes of a run."""
 
-    nproc: int | None = None  # null: one per GPU, else 2
+    nproc: int | None = None  # workers, to which cluster.servers adds; null: one per GPU, else 2
     device: str = "auto"  # auto | cpu | cuda
     threads: int | None = None  # compute threads per process; null: cores / processes
     timeout_s: float = 300.0  # seconds; every collective and every wait
@@ -180,6 +187,7 @@ class RunConfig:
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     consistency: ConsistencyConfig = field(default_factory=ConsistencyConfig)
     comms: CommsConfig = field(default_factory=CommsConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -6,10 +6,10 @@ numpy, not torch, does the gathering: torch would start a second team of compute
 """
 
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,12 +25,15 @@ from hetrain.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class Reader:
     """Iterates over the batches of all epochs that are left, from the position reported as trained.
 
     Every rank yields the same number of batches; a rank whose lane ends early yields batches of 0
-    examples. `state` is what `state_dict()` gave, on any world size.
+    examples, and one that computes nothing (`rank` None) never anything else. `state` is what
+    `state_dict()` gave, on any world size.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class Reader:
         path: str | Path,
         split: str,
         batch_size: int,
-        rank: int,
+        rank: int | None,
         world_size: int,
         *,
         epochs: int = 1,
@@ -136,12 +139,16 @@ class Reader:
         """This rank's windows of all epochs."""
         for epoch, lanes in plan:
             blocks = block_order(len(self._columns.block_sizes), self._seed, epoch, self._shuffle)
-            for piece in lanes[self._rank]:
+            for piece in self._share(lanes, []):
                 if self._shuffle:
                     order = window_order(piece, self._seed, epoch)
                     yield self._columns.read(blocks, piece.lo, piece.hi, order)
                 else:
                     yield self._columns.read(blocks, piece.lo + piece.start, piece.lo + piece.stop, None)
+
+    def _share(self, by_rank: Sequence[T], nothing: T) -> T:
+        """What is this rank's."""
+        return nothing if self._rank is None else by_rank[self._rank]
 
     def _cut(self) -> Generator[Batch]:
         """This rank's batches of all epochs, empty ones included."""
@@ -153,7 +160,7 @@ class Reader:
                 sizes = [lane_size(lane) for lane in lanes]
                 for step in range(self._steps(lanes)):
                     here = [min(max(size - step * self._batch_size, 0), self._batch_size) for size in sizes]
-                    yield self._batches.make(source.take(here[self._rank]), sum(here))
+                    yield self._batches.make(source.take(self._share(here, 0)), sum(here))
 
 
 class _Source:

@@ -36,8 +36,8 @@ class EngineState:
     """What a checkpoint holds. Tables are logical: by name, whatever plan, mode and world size."""
 
     step: int  # optimizer steps taken
-    dense: dict[str, Tensor]  # parameters and buffers by name, equal on all ranks
-    dense_optimizer: dict[str, Any]  # torch optimizer state_dict, equal on all ranks
+    dense: dict[str, Tensor]  # parameters and buffers by name, equal on all workers; a server has none
+    dense_optimizer: dict[str, Any]  # torch optimizer state_dict, equal on all workers; {} on a server
     tables: dict[str, list[TablePiece]]  # table name -> this rank's pieces
     replicated: frozenset[str]  # tables every rank holds whole
     private: dict[str, Any]  # this rank's cache, pending updates, clocks: tensors and numbers

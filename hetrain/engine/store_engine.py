@@ -15,8 +15,9 @@ from hetrain.comms.dense import DenseReducer, wrap_dense
 from hetrain.consistency import ClockRule, Validation
 from hetrain.data.batch import Batch
 from hetrain.embedding import CacheSettings, StoreBags, WidthGroup
-from hetrain.engine import EngineState, StepOutput, TablePiece
+from hetrain.engine import EngineState, StepOutput
 from hetrain.engine.loss import loss_share
+from hetrain.engine.owned_tables import owned_tables
 from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.plan import Plan
 from hetrain.store.owner import Owner
@@ -40,6 +41,7 @@ class StoreSettings:
     audit_every: int = 0  # steps between audit rounds; 0: none
     timeout_s: float = 300.0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where master rows live
+    servers: int = 0  # the last ranks, which own all rows and compute nothing
 
     @property
     def overlapped(self) -> bool:
@@ -56,6 +58,46 @@ def capacity_rows(capacity: float, spaces: Sequence[RowSpace]) -> list[int]:
     total = sum(space.rows for space in spaces)
     share = capacity if capacity <= 1 else capacity / total
     return [min(space.rows, max(1, round(share * space.rows))) if capacity > 0 else 0 for space in spaces]
+
+
+def make_owner(
+    placement: Placement, rank: int, optimizer: RowOptimizer, seed: int, settings: StoreSettings, *, held_back: bool
+) -> Owner:
+    """The owner of `rank`'s rows of one embedding dim."""
+    return Owner(
+        placement.space,
+        placement,
+        rank,
+        optimizer,
+        seed=seed,
+        device=settings.device,
+        held_back=held_back,
+        clock=settings.clock,
+        staleness=settings.staleness,
+        audit=settings.audit_every > 0,
+        directory=settings.validation == "directory",
+        workers=placement.world_size - settings.servers,
+    )
+
+
+def store_layout(
+    settings: StoreSettings, capacities: Sequence[int], world_size: int, optimizer: RowOptimizer, plan: Plan
+) -> dict[str, Any]:
+    """What must be equal, on workers and servers alike, for a rank's private part of a checkpoint to fit."""
+    return {
+        "mode": "het",
+        "world_size": world_size,
+        "servers": settings.servers,
+        "capacity_rows": list(capacities),
+        "policy": settings.policy,
+        "clock": settings.clock,
+        "validation": settings.validation,
+        "overlapped": settings.overlapped,
+        "batch_size": settings.batch_size,  # a batch read ahead must be the same after a resume
+        "audit": settings.audit_every > 0,
+        "row_optimizer": optimizer.name,
+        "plan": plan.to_json(),
+    }
 
 
 def _width_groups(
@@ -86,20 +128,7 @@ def _width_groups(
     groups = []
     for space, capacity in zip(spaces, capacity_rows(settings.capacity, spaces), strict=True):
         placement = Placement(space, plan, world_size)
-        owner = Owner(
-            space,
-            placement,
-            rank,
-            optimizer,
-            seed=seed,
-            device=settings.device,
-            held_back=capacity > 0,
-            clock=settings.clock,
-            staleness=settings.staleness,
-            audit=audit,
-            directory=directory,
-            workers=world_size,
-        )
+        owner = make_owner(placement, rank, optimizer, seed, settings, held_back=capacity > 0)
         groups.append(WidthGroup(placement, owner, optimizer, capacity, cache, device))
     return groups
 
@@ -120,8 +149,11 @@ class StoreEngine:
         traffic: Traffic,
         settings: StoreSettings,
         group: dist.ProcessGroup | None = None,
+        workers: dist.ProcessGroup | None = None,
     ) -> None:
         """Every rank passes the same, but `device`. `group`: of all ranks; None for the default one.
+
+        `workers`: where there are servers, the group of all ranks but them; dense gradients are summed over it.
 
         Raises ConfigError when `row_optimizer` cannot hold updates back and a cache is wanted.
         """
@@ -135,27 +167,17 @@ class StoreEngine:
             timeout_s=settings.timeout_s,
             group=group,
             device=device,
+            servers=settings.servers,
         )
         self._bags = StoreBags(self._groups, self._transport)
         torch.manual_seed(seed)
         self._network = make_model(self._bags).to(device)
-        self._reducer = DenseReducer(traffic, group)
+        self._reducer = DenseReducer(traffic, workers if settings.servers else group)
         self._model = wrap_dense(self._network, self._reducer)
         self._dense_optimizer = dense_optimizer(self._network.parameters())
         self._dense_rates = [group["lr"] for group in self._dense_optimizer.param_groups]
-        self._layout = {
-            "mode": "het",
-            "world_size": self._transport.world_size,
-            "capacity_rows": [part.capacity_rows for part in self._groups],
-            "policy": settings.policy,
-            "clock": settings.clock,
-            "validation": settings.validation,
-            "overlapped": settings.overlapped,
-            "batch_size": settings.batch_size,  # a batch read ahead must be the same after a resume
-            "audit": settings.audit_every > 0,
-            "row_optimizer": row_optimizer.name,
-            "plan": plan.to_json(),
-        }
+        capacities = [part.capacity_rows for part in self._groups]
+        self._layout = store_layout(settings, capacities, self._transport.world_size, row_optimizer, plan)
         self._step = 0
         self._next: Batch | None = None  # read ahead
         self._is_read = False  # whether the rows of the batch to come were read
@@ -283,7 +305,7 @@ class StoreEngine:
                 step=self._step,
                 dense={name: value.detach() for name, value in _named(self._network)},
                 dense_optimizer=self._dense_optimizer.state_dict(),
-                tables=self._tables(),
+                tables=owned_tables(self._groups),
                 replicated=frozenset(),
                 private=private,
                 layout=self._layout,
@@ -292,18 +314,6 @@ class StoreEngine:
             self._overwritten = [
                 part.owned(saved["owner"]["rows"]) for part, saved in zip(self._groups, saved_groups, strict=True)
             ]
-
-    def _tables(self) -> dict[str, list[TablePiece]]:
-        tables: dict[str, list[TablePiece]] = {}
-        for part in self._groups:
-            for table in part.space.tables:
-                tables[table.name] = []
-            for owned in part.placement.rows_of(part.owner.rank):
-                rows = slice(owned.local, owned.local + owned.rows)
-                state = part.owner.state[rows]
-                optimizer = {} if state.shape[1] == 0 else {"sum": state.squeeze(1) if state.shape[1] == 1 else state}
-                tables[owned.table.name].append(TablePiece(owned.first_row, part.owner.value[rows], optimizer))
-        return tables
 
     def restore(self, state: EngineState, private: dict[str, Any] | None) -> None:
         """Take up tables and dense part loaded in place; without `private`, caches start empty and clocks at 0."""

@@ -6,6 +6,7 @@ are consequences and must not hide the cause.
 
 import json
 import re
+import signal
 import time
 import traceback
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from hetrain.errors import CheckpointError, ConfigError, DataError, HetrainError, LostPeerError
 from hetrain.launch.system_error import explain
+from hetrain.roles import Roles
 
 # gloo raises plain RuntimeErrors: only their text tells.
 GLOO_LOST_PEER = re.compile(
@@ -71,40 +73,45 @@ def leave(folder: Path, failure: Failure) -> None:
     temporary.replace(folder / f"rank{failure.rank}.json")
 
 
-def cause(folder: Path, world_size: int, exit_codes: dict[int, int], after_death: str = "") -> RankError:
+def cause(folder: Path, roles: Roles, exit_codes: dict[int, int], after_death: str = "") -> RankError:
     """The error to show for a run whose ranks ended with `exit_codes` (those known; negative: a signal).
 
     after_death: what to do when a process died without a word.
     """
     told = [Failure(**json.loads(file.read_text())) for file in folder.glob("rank*.json")]
     told.sort(key=lambda failure: (failure.lost_peer, failure.time))
-    silent = [rank for rank in range(world_size) if all(failure.rank != rank for failure in told)]
+    silent = [rank for rank in range(roles.world_size) if all(failure.rank != rank for failure in told)]
     killed = [rank for rank in silent if exit_codes.get(rank, 0) != 0]
+    killed.sort(key=lambda rank: exit_codes[rank] == -signal.SIGTERM)  # which the launcher ends the others with
     if told and not told[0].lost_peer:
-        return _shown(told[0], world_size)
+        return _shown(told[0], roles)
     if killed or (told and silent):  # the others only lost their peer: one that left no word is the cause
         rank = killed[0] if killed else silent[0]
-        return RankError(f"rank {rank} {_death(exit_codes.get(rank))}{after_death}", 1)
+        return RankError(f"{roles.name(rank)} {_death(exit_codes.get(rank), roles.computes(rank))}{after_death}", 1)
     if told:
-        return _shown(told[0], world_size)
+        return _shown(told[0], roles)
     return RankError(f"the run's processes ended without a word (exit codes {exit_codes}){after_death}", 1)
 
 
-def _shown(failure: Failure, world_size: int) -> RankError:
+def _shown(failure: Failure, roles: Roles) -> RankError:
     if failure.defect:
-        return RankError(f"rank {failure.rank} failed. This is a defect of hetrain or of a model:\n{failure.text}", 1)
-    where = "" if world_size == 1 or failure.exit_code in SAME_EVERYWHERE else f"\n  (rank {failure.rank})"
+        return RankError(
+            f"{roles.name(failure.rank)} failed. This is a defect of hetrain or of a model:\n{failure.text}", 1
+        )
+    told_where = roles.world_size > 1 and failure.exit_code not in SAME_EVERYWHERE
+    where = f"\n  ({roles.name(failure.rank)})" if told_where else ""
     return RankError(failure.text + where, failure.exit_code)
 
 
-def _death(exit_code: int | None) -> str:
+def _death(exit_code: int | None, computes: bool) -> str:
     if exit_code is None or exit_code == -9:
+        remedy = "Lower train.batch_size, consistency.cache.capacity or launch.nproc, or use"
+        if not computes:
+            remedy = "A server holds rows: share them out over more machines (cluster.servers), or use"
         return (
             "was killed from outside, most often because memory ran out (see `dmesg`).\n"
-            "  Lower train.batch_size, consistency.cache.capacity or launch.nproc, or use a machine with more memory."
+            f"  {remedy} a machine with more memory."
         )
     if exit_code < 0:
-        import signal
-
         return f"was ended by {signal.Signals(-exit_code).name}; a crash inside a native kernel looks like this."
     return f"ended with exit code {exit_code} and left no message."

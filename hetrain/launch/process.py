@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from hetrain.config import LaunchConfig
 from hetrain.errors import ConfigError
-from hetrain.launch.rank_environment import RankEnvironment, check_room, cores
-from hetrain.ranks import Ranks
+from hetrain.launch.rank_environment import RankEnvironment, check_room, cores, roles_of
+from hetrain.ranks import GPU_BACKEND, Ranks
+from hetrain.roles import Roles
 
 
 def no_cuda_device() -> ConfigError:
@@ -23,17 +24,20 @@ def no_cuda_device() -> ConfigError:
     )
 
 
-def device_of(launch: LaunchConfig, environment: RankEnvironment) -> torch.device:
-    """The device this process computes on; ConfigError when the one asked for is not there."""
+def device_of(launch: LaunchConfig, environment: RankEnvironment, roles: Roles) -> torch.device:
+    """The device this process computes on, the CPU for a server; ConfigError when the one asked for is not there."""
+    if not roles.computes(environment.rank):
+        return torch.device("cpu")
     gpus = torch.cuda.device_count() if launch.device != "cpu" else 0
     if launch.device == "cuda" and gpus == 0:
         raise no_cuda_device()
     if gpus == 0:
         return torch.device("cpu")
-    nproc = environment.local_world_size
+    first = environment.rank - environment.local_rank  # of this machine's ranks
+    nproc = min(environment.local_world_size, roles.workers - first)
     if nproc > gpus:
         raise ConfigError(
-            f"launch.nproc={nproc}: this machine has {gpus} GPU(s) and each process needs its own.\n"
+            f"launch.nproc={nproc}: this machine has {gpus} GPU(s) and each worker needs its own.\n"
             f"  Set launch.nproc={gpus} or launch.device=cpu."
         )
     return torch.device("cuda", environment.local_rank)
@@ -54,17 +58,24 @@ def use_loopback(environment: RankEnvironment) -> None:
 
 
 @contextmanager
-def process_group(launch: LaunchConfig, environment: RankEnvironment) -> Iterator[tuple[Ranks, torch.device]]:
-    """Join the other ranks: gloo for CPU tensors, NCCL as well on GPUs. A run of one process has a group of one."""
-    check_room(launch, environment.local_world_size)
-    device = device_of(launch, environment)
+def process_group(
+    launch: LaunchConfig, environment: RankEnvironment, servers: int = 0
+) -> Iterator[tuple[Ranks, torch.device]]:
+    """Join the other ranks: gloo for CPU tensors, NCCL as well on GPUs. A run of one process has a group of one.
+
+    servers: the run's last ranks, which own rows and compute nothing (cluster.servers). They have no GPU, so that with
+    them this group is gloo's alone, on every rank.
+    """
+    check_room(launch, environment.local_world_size, servers)
+    roles = roles_of(environment, servers)
+    device = device_of(launch, environment, roles)
     torch.set_num_threads(threads_of(launch, environment.local_world_size))
     use_loopback(environment)
     os.environ.update(environment.variables())
-    backend = "cpu:gloo"
+    backend = "gloo"  # by this name: those who ask for the backend do not know "cpu:gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        backend += ",cuda:nccl"
+        backend = backend if servers else GPU_BACKEND
     store = dist.HashStore() if environment.world_size == 1 else None  # type: ignore[attr-defined]
     dist.init_process_group(
         backend,
@@ -74,6 +85,6 @@ def process_group(launch: LaunchConfig, environment: RankEnvironment) -> Iterato
         timeout=timedelta(seconds=launch.timeout_s),
     )
     try:
-        yield Ranks(environment.rank, environment.world_size, dist.group.WORLD), device
+        yield Ranks(environment.rank, environment.world_size, dist.group.WORLD, servers), device
     finally:
         dist.destroy_process_group()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hetrain.config import LaunchConfig
 from hetrain.errors import ConfigError
+from hetrain.roles import Roles
 
 MOST_PROCESSES, MOST_THREADS = 16, 16  # of one machine, and of one process; more where there are more cores
 
@@ -39,13 +40,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def check_room(launch: LaunchConfig, local_world_size: int) -> None:
+def check_room(launch: LaunchConfig, local_world_size: int, servers: int = 0) -> None:
     """ConfigError for numbers of processes or threads that would exhaust this machine.
 
+    local_world_size: processes of this machine, workers and servers. servers: of the run, cluster.servers.
     Not a check of the config: a run saved on a large machine may be evaluated on a small one with other numbers.
     """
+    most_processes = max(MOST_PROCESSES, 4 * cores())
+    if servers and local_world_size > most_processes:
+        raise ConfigError(
+            f"launch.nproc and cluster.servers={servers}: {local_world_size} processes, expected at most "
+            f"{most_processes} on this machine with {cores()} cores. Lower either of them."
+        )
     for key, value, most in [
-        ("nproc", local_world_size, max(MOST_PROCESSES, 4 * cores())),
+        ("nproc", local_world_size, most_processes),
         ("threads", launch.threads or 1, max(MOST_THREADS, 4 * cores())),
     ]:
         if value > most:
@@ -53,6 +61,20 @@ def check_room(launch: LaunchConfig, local_world_size: int) -> None:
                 f"launch.{key}={value}: expected at most {most} on this machine with {cores()} cores. "
                 f"Leave it out to have the cores shared out."
             )
+
+
+def roles_of(environment: RankEnvironment, servers: int) -> Roles:
+    """What the processes of a run do, the last `servers` of them (cluster.servers) being servers.
+
+    Raises ConfigError when none would be left to train.
+    """
+    if servers >= environment.world_size:
+        raise ConfigError(
+            f"cluster.servers={servers}: expected fewer than the {environment.world_size} processes of this run "
+            "(WORLD_SIZE or SLURM_NTASKS), which count workers and servers and need at least one worker.\n"
+            f"  Start at least {servers + 1} processes, or lower cluster.servers."
+        )
+    return Roles(environment.world_size, servers)
 
 
 def read_environment(env: Mapping[str, str]) -> RankEnvironment | None:

@@ -18,6 +18,7 @@ from hetrain.launch import failures
 from hetrain.launch.job import Job
 from hetrain.launch.job_folder import job_folder
 from hetrain.launch.rank_environment import RankEnvironment, check_room, read_environment
+from hetrain.roles import Roles
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -45,7 +46,7 @@ def launch(job: Job, perform: Perform, worker: Worker, own_process: bool = False
     environment = read_environment(os.environ)
     if environment is not None:
         return _here(job, environment, perform)
-    if job.config.launch.nproc != 1 or own_process:
+    if job.config.launch.nproc != 1 or job.config.cluster.servers or own_process:
         return _local(job, worker)
     return _here(job, RankEnvironment(), perform)
 
@@ -56,7 +57,8 @@ def _here(job: Job, environment: RankEnvironment, perform: Perform) -> int:
 
 
 def _local(job: Job, worker: Worker) -> int:
-    check_room(job.config.launch, job.config.launch.nproc or 1)
+    servers = job.config.cluster.servers
+    check_room(job.config.launch, (job.config.launch.nproc or 1) + servers, servers)
     cpu = job.config.launch.device == "cpu" or not Path("/dev/nvidiactl").exists()
     if cpu:  # a forked process cannot use a CUDA library that its parent has touched
         _start_server()
@@ -66,13 +68,14 @@ def _local(job: Job, worker: Worker) -> int:
 
     from hetrain.launch.process import no_cuda_device
 
-    nproc = job.config.launch.nproc or (0 if cpu else torch.cuda.device_count()) or 2
+    workers = job.config.launch.nproc or (0 if cpu else torch.cuda.device_count()) or 2
+    roles = Roles(workers + servers, servers)
     if job.config.launch.device == "cuda" and not torch.cuda.is_available():
         raise no_cuda_device()
     with job_folder() as name, _stop_forwarded(Path(name)) as stopped:
         path = Path(name) / "job.json"
         job.write(path)
-        settings = _settings(job, nproc, Path(name), "forkserver" if cpu else "spawn")
+        settings = _settings(job, roles.world_size, Path(name), "forkserver" if cpu else "spawn")
         logging.disable(logging.CRITICAL)  # the failing rank's own error is shown in place of the launcher's reports
         try:
             results = elastic_launch(settings, worker)(str(path))
@@ -80,7 +83,7 @@ def _local(job: Job, worker: Worker) -> int:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             told = any(Path(name).glob("rank*.json"))
             if told or not stopped:
-                raise failures.cause(Path(name), nproc, codes, _goes_on(job)) from None
+                raise failures.cause(Path(name), roles, codes, _goes_on(job)) from None
             return 128 + stopped[0]
         finally:
             logging.disable(logging.NOTSET)
@@ -96,14 +99,14 @@ def _goes_on(job: Job) -> str:
     return f"\n  Started again with name={job.config.name}, the run goes on from its last checkpoint."
 
 
-def _settings(job: Job, nproc: int, folder: Path, start_method: str) -> "LaunchConfig":
+def _settings(job: Job, processes: int, folder: Path, start_method: str) -> "LaunchConfig":
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=nproc,
+        nproc_per_node=processes,
         run_id=folder.name,
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",  # any free port: several runs share a machine

@@ -50,7 +50,7 @@ def perform(job: Job, environment: RankEnvironment) -> int:
     show_our_own()
     check_versions()
     check_model(job.config.model)
-    with process_group(job.config.launch, environment) as (ranks, device):
+    with process_group(job.config.launch, environment, job.config.cluster.servers) as (ranks, device):
         job = ranks.gather(job)[0]  # rank 0's: ranks started apart may have chosen different run names
         if job.verb == "train":
             reason = build.build(job.config, ranks, device).run()["stop_reason"]

@@ -1,6 +1,7 @@
 """Plans by TorchRec's EmbeddingShardingPlanner. No process group, no allocation of tables."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ STORE_TYPES = ("table_wise", "row_wise")
 STATE_CLASSES = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "rowwise_adagrad": RowWiseAdagrad}
 FUSED, DENSE = EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value
 BYTES_PER_MS = 1e6  # of 1 GB/s
+MORE = "launch.nproc"  # the key that gives more ranks to hold rows
 
 
 class BagSharder(EmbeddingBagCollectionSharder):
@@ -109,10 +111,16 @@ def sharding_plan(
 
 
 def store_plan(
-    tables: Sequence[Table], cfg: PlannerConfig, world_size: int, batch_size: int, device: torch.device
+    tables: Sequence[Table],
+    cfg: PlannerConfig,
+    world_size: int,
+    batch_size: int,
+    device: torch.device,
+    servers: int = 0,
 ) -> Plan:
     """Which owner holds which rows for the store: whole tables and row ranges, no replicas.
 
+    With `servers`, the last of the `world_size` ranks, they alone hold rows, in the memory of their hosts.
     `data_parallel` in `planner.sharding_types` is passed over: cached rows are the store's replicas.
     """
     _check_types(cfg, BSP_TYPES, "consistency=het", "sgd")
@@ -122,10 +130,14 @@ def store_plan(
             f"planner.sharding_types={cfg.sharding_types}: the store of consistency=het needs table_wise or row_wise; "
             "add one of them"
         )
-    types = types if world_size > 1 else ["table_wise"]
-    found = _search(tables, "rowwise_adagrad", types, device_set(world_size, device, cfg.memory_gib), batch_size)
-    pieces = plan_of(found, tables, world_size)
-    plan = Plan("store", world_size, pieces.pieces, frozenset(), pieces.sharding)
+    owners = servers or world_size
+    types = types if owners > 1 else ["table_wise"]
+    devices = device_set(owners, torch.device("cpu") if servers else device, cfg.memory_gib)
+    more = "cluster.servers" if servers else MORE
+    found = plan_of(_search(tables, "rowwise_adagrad", types, devices, batch_size, more), tables, owners)
+    first = world_size - owners
+    pieces = tuple(replace(piece, rank=first + piece.rank) for piece in found.pieces)
+    plan = Plan("store", world_size, pieces, frozenset(), found.sharding)
     plan.check(tables)
     return plan
 
@@ -174,8 +186,14 @@ def _check_types(cfg: PlannerConfig, allowed: Sequence[str], mode: str, row_opti
 
 
 def _search(
-    tables: Sequence[Table], row_optimizer: str, types: Sequence[str], devices: DeviceSet, batch_size: int
+    tables: Sequence[Table],
+    row_optimizer: str,
+    types: Sequence[str],
+    devices: DeviceSet,
+    batch_size: int,
+    more: str = MORE,
 ) -> ShardingPlan:
+    """`more`: the key that gives more ranks, for the error of tables that do not fit."""
     constraints = {t.name: ParameterConstraints(sharding_types=_types_of(t, types, devices)) for t in tables}
     planner = EmbeddingShardingPlanner(
         topology=_topology(devices),
@@ -191,7 +209,7 @@ def _search(
     try:
         return planner.plan(bags, [BagSharder()])
     except PlannerError as error:
-        raise _no_plan(tables, row_optimizer, types, devices, batch_size) from error
+        raise _no_plan(tables, row_optimizer, types, devices, batch_size, more) from error
 
 
 def _types_of(table: Table, types: Sequence[str], devices: DeviceSet) -> list[str]:
@@ -226,7 +244,12 @@ def _topology(devices: DeviceSet) -> Topology:
 
 
 def _no_plan(
-    tables: Sequence[Table], row_optimizer: str, types: Sequence[str], devices: DeviceSet, batch_size: int
+    tables: Sequence[Table],
+    row_optimizer: str,
+    types: Sequence[str],
+    devices: DeviceSet,
+    batch_size: int,
+    more: str,
 ) -> ConfigError:
     """The error for tables that do not fit: names the one that needs most of a single rank, or the batch size."""
 
@@ -244,7 +267,7 @@ def _no_plan(
         return ConfigError(
             f"no plan fits: all tables need {total:.2f} GiB, but with the buffers of train.batch_size={batch_size} "
             f"examples {devices.world_size} ranks of {has:.2f} GiB each are too small. Lower train.batch_size, or "
-            "raise launch.nproc or planner.memory_gib"
+            f"raise {more} or planner.memory_gib"
         )
     if smallest(table) > has:
         need = f"table {table.name!r} needs {smallest(table):.2f} GiB on a rank, which has {has:.2f} GiB"
@@ -255,6 +278,6 @@ def _no_plan(
         )
     allow = "" if "row_wise" in types else f", allow row_wise in planner.sharding_types (now {list(types)})"
     return ConfigError(
-        f"no plan fits: {need}. Raise launch.nproc or planner.memory_gib{allow}, "
+        f"no plan fits: {need}. Raise {more} or planner.memory_gib{allow}, "
         "make model.embedding_dim smaller or data.min_count larger"
     )

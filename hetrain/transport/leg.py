@@ -1,4 +1,4 @@
-"""One leg of a round: every rank sends one buffer to every other rank.
+"""One leg of a round: one buffer from every rank that has something to say to every rank it is for.
 
 `ShortLeg` is for gloo, where a receive may be posted with more room than the message needs: sizes need not
 be known ahead, so a message costs one trip. `SizedLeg` is for NCCL, whose receives want the exact size and
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetrain.errors import LostPeerError
+from hetrain.roles import Roles
 
 FIRST_ROOM = 1 << 16  # bytes a receive is posted with at first
 MOST_ROOM = 1 << 23  # bytes a receive is posted with at most; what lies beyond follows in a second message
@@ -30,11 +31,14 @@ class Leg(Protocol):
         ...
 
     def send(self, outgoing: Sequence[Tensor | None]) -> None:
-        """Start sending `outgoing[p]` to rank p; None for this rank itself."""
+        """Start sending `outgoing[p]` to rank p; None for this rank itself and for ranks it has nothing to say to."""
         ...
 
     def receive(self) -> list[Tensor | None]:
-        """What each rank sent, valid until the next `post`; TrainingError naming a rank that stays silent."""
+        """What each rank sent, None for those that do not speak to this one; valid until the next `post`.
+
+        Raises TrainingError naming a rank that stays silent.
+        """
         ...
 
     def drain(self) -> None:
@@ -42,12 +46,12 @@ class Leg(Protocol):
         ...
 
 
-def _wait(work: dist.Work, timeout: timedelta, peer: int, doing: str) -> None:
+def _wait(work: dist.Work, timeout: timedelta, peer: str, doing: str) -> None:
     try:
         work.wait(timeout)
     except RuntimeError as error:
         raise LostPeerError(
-            f"gave up {doing} rank {peer} (launch.timeout_s={timeout.total_seconds():g}): {error}. "
+            f"gave up {doing} {peer} (launch.timeout_s={timeout.total_seconds():g}): {error}. "
             f"Look at that rank's own output; raise launch.timeout_s if it is only slow."
         ) from error
 
@@ -60,17 +64,34 @@ class ShortLeg:
     """
 
     def __init__(
-        self, length: Callable[[Tensor], int], tag: int, timeout_s: float, group: dist.ProcessGroup | None = None
+        self,
+        length: Callable[[Tensor], int],
+        tag: int,
+        timeout_s: float,
+        group: dist.ProcessGroup | None = None,
+        *,
+        roles: Roles | None = None,
+        answers: bool = False,
     ) -> None:
-        """`length`: bytes of a message, read from its first part; `tag` and `tag + 1` are this leg's own."""
+        """`length`: bytes of a message, read from its first part; `tag` and `tag + 1` are this leg's own.
+
+        From workers to owners, or with `answers` from owners to workers; `roles` None: from all to all.
+        """
         self._length = length
         self._tag = tag
         self._timeout = timedelta(seconds=timeout_s)
         self._group = group
-        self._rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-        self._peers = [p for p in range(world_size) if p != self._rank]
+        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+        self._roles = roles or Roles(world_size)
+        speaks, listens = self._roles.computes, self._roles.owns
+        if answers:
+            speaks, listens = listens, speaks
+        others = [p for p in range(world_size) if p != rank]
+        self._targets = [p for p in others if listens(p)] if speaks(rank) else []
+        self._sources = [p for p in others if speaks(p)] if listens(rank) else []
         self._send_room = [FIRST_ROOM] * world_size
-        self._rooms = [torch.empty(0 if p == self._rank else FIRST_ROOM, dtype=torch.uint8) for p in range(world_size)]
+        rooms = [FIRST_ROOM if p in self._sources else 0 for p in range(world_size)]
+        self._rooms = [torch.empty(room, dtype=torch.uint8) for room in rooms]
         self._receives: list[tuple[int, dist.Work]] = []
         self._sends: list[tuple[int, dist.Work, Tensor]] = []
         self.waited_s = 0.0
@@ -78,19 +99,20 @@ class ShortLeg:
     def drain(self) -> None:
         """Wait for every send."""
         for peer, work, _ in self._sends:
-            _wait(work, self._timeout, peer, "sending to")
+            _wait(work, self._timeout, self._roles.name(peer), "sending to")
         self._sends.clear()
 
     def post(self) -> None:
         """Post every receive; the previous round's sends are waited for first."""
         self.drain()
-        self._receives = [(p, self._irecv(self._rooms[p], p, self._tag)) for p in self._peers]
+        self._receives = [(p, self._irecv(self._rooms[p], p, self._tag)) for p in self._sources]
 
     def send(self, outgoing: Sequence[Tensor | None]) -> None:
         """Start sending; the buffers are kept until the next `post`."""
-        for peer in self._peers:
+        for peer in self._targets:
             buffer = outgoing[peer]
             assert buffer is not None
+            buffer = buffer.cpu()  # rows of a GPU's cache, on their way to servers
             room = self._send_room[peer]
             self._isend(buffer[:room], peer, self._tag)
             if buffer.shape[0] > room:
@@ -98,11 +120,11 @@ class ShortLeg:
                 self._send_room[peer] = _raised(buffer.shape[0])
 
     def receive(self) -> list[Tensor | None]:
-        """Wait for every rank in turn."""
+        """Wait in turn for every rank that speaks to this one."""
         start = time.perf_counter()
         incoming: list[Tensor | None] = [None] * len(self._rooms)
         for peer, work in self._receives:
-            _wait(work, self._timeout, peer, "waiting for")
+            _wait(work, self._timeout, self._roles.name(peer), "waiting for")
             incoming[peer] = self._whole(peer)
         self.waited_s += time.perf_counter() - start
         return incoming
@@ -115,7 +137,7 @@ class ShortLeg:
         whole = torch.empty(length, dtype=torch.uint8)
         work = self._irecv(whole[room.shape[0] :], peer, self._tag + 1)
         whole[: room.shape[0]] = room
-        _wait(work, self._timeout, peer, "waiting for")
+        _wait(work, self._timeout, self._roles.name(peer), "waiting for")
         self._rooms[peer] = torch.empty(_raised(length), dtype=torch.uint8)
         return whole
 
@@ -174,7 +196,7 @@ class SizedLeg:
             operations.append(dist.P2POp(dist.irecv, room, group=self._group, group_peer=peer))
             operations.append(dist.P2POp(dist.isend, buffer.to(self._device), group=self._group, group_peer=peer))
         for work in dist.batch_isend_irecv(operations) if operations else []:
-            _wait(work, self._timeout, self._peers[0], "exchanging rows with")
+            _wait(work, self._timeout, f"rank {self._peers[0]}", "exchanging rows with")
         self.waited_s += time.perf_counter() - start
 
     def receive(self) -> list[Tensor | None]:

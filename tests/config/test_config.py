@@ -135,6 +135,9 @@ MESSAGES = {
     "data.split.train=0.9": "data.split={'train': 0.9, 'validation': 0.1, 'test': 0.1}: expected shares that add up to",
     "data.split.test=100": "data.split={'train': 0.8, 'validation': 0.1, 'test': 100.0}: expected either shares",
     "data.on_bad_row=ignore": "data.on_bad_row=ignore: expected one of error, skip.",
+    "cluster.servers=-1": "cluster.servers=-1: expected at least 0.",
+    "cluster.servers=1": "cluster.servers=1: expected 0 with consistency.mode=bsp. TorchRec shards",
+    "cluster.server=1": "cluster.server=1: there is no key 'cluster.server'. Did you mean 'cluster.servers'?",
     "launch.nproc=0": "launch.nproc=0: expected at least 1.",
     "launch.device=tpu": "launch.device=tpu: expected one of auto, cpu, cuda.",
     "train.batch_size=0": "train.batch_size=0: expected at least 1.",
@@ -155,6 +158,9 @@ def test_pairs_that_cannot_be() -> None:
     )
     assert "The store holds whole rows" in refused("consistency=het", "planner.sharding_types=[column_wise]")
     assert "store.device=cuda: expected cpu" in refused("store.device=cuda", "launch.device=cpu")
+    served = ("consistency=het", "cluster.servers=2")
+    assert composed(*served).cluster.servers == 2
+    assert "store.device=cuda: expected cpu with cluster.servers=2. Servers" in refused(*served, "store.device=cuda")
     assert "expected 0 with checkpoint.resume=never" in refused("launch.max_restarts=1", "checkpoint.resume=never")
     assert "Early stopping needs validation rows" in refused("train.patience=2", "data.split.validation=0")
 

@@ -113,6 +113,24 @@ def test_resume(sets, w, other, b, trained, shuffle):
 
 
 @pytest.mark.parametrize("multi_hot", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_rank_without_data_keeps_step(sets, multi_hot, shuffle):
+    options = {"epochs": 2, "shuffle": shuffle, "seed": 2, "shuffle_window": 40}
+    path = sets(163, multi_hot)
+    worker, server = (Reader(path, "train", 7, rank, 2, prefetch=p, **options) for rank, p in ((1, 4), (None, 0)))
+    for _ in range(2):  # the second time from inside an epoch
+        theirs, ours = list(worker), list(server)
+        assert [batch.global_size for batch in ours] == [batch.global_size for batch in theirs]
+        for batch in ours:
+            assert batch.size == 0
+            check_columns(batch, multi_hot)
+        for reader in (worker, server):
+            reader.trained(5)
+        assert server.state_dict() == worker.state_dict()
+        assert server.steps_left == worker.steps_left == len(theirs) - 5
+
+
+@pytest.mark.parametrize("multi_hot", [False, True])
 def test_reading_between_steps_gives_the_batches_of_threads(sets, multi_hot):
     options = {"epochs": 2, "shuffle": True, "seed": 3, "shuffle_window": 40}
     inline, ahead = (Reader(sets(163, multi_hot), "train", 7, 1, 2, prefetch=p, **options) for p in (0, 4))

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from hetrain.config import LaunchConfig
 from hetrain.errors import CheckpointError, ConfigError, DataError, LostPeerError, TrainingError
 from hetrain.launch import failures
 from hetrain.launch.job_folder import LOCK, job_folder
-from hetrain.launch.rank_environment import RankEnvironment, first_host, read_environment
+from hetrain.launch.process import device_of
+from hetrain.launch.rank_environment import RankEnvironment, check_room, first_host, read_environment, roles_of
+from hetrain.roles import Roles
 from tests.launch.fake_workers import FOLDER
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -65,7 +68,7 @@ def test_user_error_of_a_rank_is_all_that_is_shown(tmp_path: Path) -> None:
 def test_a_rank_is_named_only_for_what_may_be_its_own(tmp_path: Path) -> None:
     for error, rank in [(CheckpointError("no checkpoint"), ""), (TrainingError("loss is nan"), "\n  (rank 1)")]:
         failures.leave(tmp_path, failures.describe(1, error))
-        assert str(failures.cause(tmp_path, 2, {0: -15, 1: error.exit_code})) == f"{error}{rank}"
+        assert str(failures.cause(tmp_path, Roles(2), {0: -15, 1: error.exit_code})) == f"{error}{rank}"
 
 
 def test_defect_shows_the_failing_ranks_traceback(tmp_path: Path) -> None:
@@ -160,6 +163,39 @@ def test_slurm_with_one_task_or_none_starts_local_processes() -> None:
     assert read_environment({}) is None
 
 
+def test_the_last_processes_are_servers() -> None:
+    environment = RankEnvironment(3, 4, 1, 2)
+    assert roles_of(environment, 3) == Roles(4, 3)
+    with pytest.raises(
+        ConfigError, match=r"(?s)cluster\.servers=4: expected fewer than the 4 processes .*Start at least 5"
+    ):
+        roles_of(environment, 4)
+
+
+def test_only_workers_need_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    roles = Roles(6, 3)  # two machines: workers 0, 1, 2, then servers 3, 4, 5
+    devices = [device_of(LaunchConfig(), RankEnvironment(r, 6, r % 3, 3), roles).type for r in range(3, 6)]
+    assert devices == ["cpu"] * 3
+    assert device_of(LaunchConfig(), RankEnvironment(1, 4, 1, 4), Roles(4, 2)).index == 1
+    with pytest.raises(ConfigError, match=r"launch\.nproc=3: this machine has 2 GPU\(s\) and each worker"):
+        device_of(LaunchConfig(), RankEnvironment(0, 6, 0, 6), roles)
+
+
+def test_servers_count_among_a_machines_processes() -> None:
+    with pytest.raises(ConfigError, match=r"launch\.nproc and cluster\.servers=9000: 9001 processes"):
+        check_room(LaunchConfig(), 9001, 9000)
+    with pytest.raises(ConfigError, match=r"launch\.nproc=9001: expected"):
+        check_room(LaunchConfig(), 9001)
+
+
+def test_a_dead_server_is_called_one(tmp_path: Path) -> None:
+    failures.leave(tmp_path, failures.describe(0, LostPeerError("gave up waiting for server rank 2")))
+    text = str(failures.cause(tmp_path, Roles(3, 1), {0: 1, 1: -15, 2: -9}))
+    assert text.startswith("server rank 2 was killed")  # the launcher ended worker 1 for that
+    assert "cluster.servers" in text
+
+
 @pytest.mark.parametrize(
     ("nodes", "host"),
     [("a", "a"), ("a,b", "a"), ("a[1-3]", "a1"), ("a[09,11]b", "a09b"), ("n-1[2]", "n-12"), ("127.0.0.1", "127.0.0.1")],
@@ -173,7 +209,7 @@ def test_cause_is_not_the_rank_that_lost_its_peer(tmp_path: Path) -> None:
     real = failures.describe(1, TrainingError("the loss of step 3 on rank 1 is not finite"))
     failures.leave(tmp_path, lost)
     failures.leave(tmp_path, real)
-    found = failures.cause(tmp_path, 2, {0: 1})
+    found = failures.cause(tmp_path, Roles(2), {0: 1})
     assert "not finite" in str(found)
     assert found.exit_code == TrainingError.exit_code
 
@@ -184,7 +220,7 @@ def test_our_own_error_is_a_cause_whatever_it_quotes(tmp_path: Path) -> None:
     assert failures.describe(1, LostPeerError("gave up waiting for rank 0")).lost_peer
     failures.leave(tmp_path, failures.describe(1, RuntimeError("[gloo/transport/tcp/pair.cc] Read error")))
     failures.leave(tmp_path, real)
-    assert "/mnt/store" in str(failures.cause(tmp_path, 2, {0: 3, 1: 1}))
+    assert "/mnt/store" in str(failures.cause(tmp_path, Roles(2), {0: 3, 1: 1}))
 
 
 def test_what_the_system_refuses_is_no_defect(tmp_path: Path) -> None:
@@ -200,5 +236,5 @@ def test_what_the_system_refuses_is_no_defect(tmp_path: Path) -> None:
 
 def test_cause_is_a_crash_when_the_others_lost_their_peer(tmp_path: Path) -> None:
     failures.leave(tmp_path, failures.describe(0, RuntimeError("Connection closed by peer")))
-    assert "rank 1 was ended by SIGSEGV" in str(failures.cause(tmp_path, 2, {1: -11}))
-    assert "rank 1 was killed from outside" in str(failures.cause(tmp_path, 2, {0: 1}))
+    assert "rank 1 was ended by SIGSEGV" in str(failures.cause(tmp_path, Roles(2), {1: -11}))
+    assert "rank 1 was killed from outside" in str(failures.cause(tmp_path, Roles(2), {0: 1}))

@@ -84,6 +84,18 @@ def test_store_plans_hold_rows_once_and_whole(world_size, types):
     assert all(p.columns == 16 for p in plan.pieces)
 
 
+@pytest.mark.parametrize("servers", [1, 3])
+def test_servers_alone_hold_rows(servers):
+    cfg = PlannerConfig("torchrec", ALL)
+    plan = store_plan(TABLES, cfg, 2 + servers, 512, torch.device("cuda"), servers)  # planned without its GPU
+    assert plan.world_size == 2 + servers
+    assert {p.rank for p in plan.pieces} == set(range(2, 2 + servers))
+    alone = store_plan(TABLES, cfg, servers, 512, CPU)
+    assert [(p.table, p.rank - 2, p.rows) for p in plan.pieces] == [(p.table, p.rank, p.rows) for p in alone.pieces]
+    with pytest.raises(ConfigError, match=r"Raise cluster\.servers or planner\.memory_gib"):
+        store_plan(TABLES, PlannerConfig("torchrec", ALL, 0.1), 2 + servers, 512, CPU, servers)
+
+
 def test_the_store_keeps_no_replicas():
     with pytest.raises(ConfigError, match="table_wise or row_wise"):
         store_plan(TABLES, PlannerConfig("torchrec", ["data_parallel"]), 2, 512, CPU)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetrain.errors import TrainingError
+from hetrain.store.audit import AuditReport
 from hetrain.store.messages import Reply, Request
 from hetrain.telemetry import Traffic
 from hetrain.transport.collective import CollectiveTransport
@@ -119,6 +120,9 @@ def _rounds(rank: int, world_size: int, sizes: list[int]) -> dict[str, Any]:
                 assert torch.equal(reply.clock, asked.fetch_rows + peer)
                 assert torch.equal(reply.invalid, torch.nonzero(asked.check_clock > 5).flatten())
                 assert reply.applied.shape == (0,)
+                assert torch.equal(reply.stored, asked.fetch_rows % 3 == 0)
+                assert torch.equal(reply.notice_rows, asked.push_rows)
+                assert torch.equal(reply.notice_clock, asked.push_clock)
     transport.drain()
     before = traffic.total
     with traffic.set_aside():
@@ -138,6 +142,45 @@ def test_rounds_of_any_size_on_two_ranks() -> None:
 def test_rounds_on_three_ranks() -> None:
     for result in run_ranks(3, _rounds, [0, 3, 5000, 2]):
         assert result["sent"] == result["counted"]
+
+
+def _served(rank: int, world_size: int, servers: int, sizes: list[int]) -> tuple[int, int]:
+    """Bytes sent and counted of rounds in which the last `servers` ranks only answer."""
+    traffic, workers = Traffic(), world_size - servers
+    transport = CollectiveTransport([_Echo(rank)], [(3, 1)], traffic, timeout_s=30, servers=servers)
+    sent = 0
+    original = dist.isend
+
+    def counted(buffer: Tensor, *args: Any, **kwargs: Any) -> Any:
+        nonlocal sent
+        assert (rank < workers) != (kwargs["group_dst"] < workers)
+        sent += buffer.numel()
+        return original(buffer, *args, **kwargs)
+
+    dist.isend = counted
+    for n in sizes:
+        if rank >= workers:
+            assert transport.exchange() == []
+            received = transport.collect()
+            assert [int(r[0].included.sum()) for r in received] == [(n + p) * (p + 1) for p in range(workers)]
+            continue
+        requests = [[_request(rank, peer, 0, n + rank)] for peer in range(world_size)]
+        for peer, (reply,) in enumerate(transport.exchange(requests)):
+            rows = requests[peer][0].fetch_rows if peer >= workers else torch.empty(0, dtype=torch.int64)
+            assert torch.equal(reply.value, rows[:, None].float().expand(-1, 3) + 1000 * rank)
+            assert torch.equal(reply.clock, rows + peer)
+            assert reply.state.shape == (len(rows), 1)
+        ones = torch.full((n + rank,), rank + 1)
+        report = AuditReport(*[ones] * len(AuditReport.CHANNELS))
+        assert transport.collect([[report] for _ in range(world_size)]) == []
+    transport.drain()
+    return sent, traffic.total
+
+
+@pytest.mark.parametrize(("world_size", "servers"), [(2, 1), (4, 2)])
+def test_rounds_with_servers(world_size: int, servers: int) -> None:
+    for sent, counted in run_ranks(world_size, _served, servers, [0, 1, 4000, 30_000, 5]):
+        assert sent == counted > 0
 
 
 def _sized(rank: int, world_size: int) -> None:
@@ -173,5 +216,19 @@ def _silent(rank: int, world_size: int) -> str:
 
 def test_a_silent_rank_is_named() -> None:
     message = run_ranks(2, _silent)[0]
-    assert "rank 1" in message
+    assert "waiting for rank 1 (" in message
     assert "launch.timeout_s=0.5" in message
+
+
+def _silent_server(rank: int, world_size: int) -> str:
+    if rank == 1:
+        time.sleep(3)
+        return ""
+    transport = CollectiveTransport([_Echo(0)], [(3, 1)], Traffic(), timeout_s=0.5, servers=1)
+    with pytest.raises(TrainingError) as error:
+        transport.exchange([[_request(0, peer, 0, 3)] for peer in range(2)])
+    return str(error.value)
+
+
+def test_a_silent_server_is_called_one() -> None:
+    assert "waiting for server rank 1 (" in run_ranks(2, _silent_server)[0]

@@ -1,0 +1,195 @@
+"""A dedicated server's side of training over the store: it owns rows, answers rounds and computes nothing."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hetrain.data.batch import Batch
+from hetrain.engine import EngineState, StepOutput
+from hetrain.engine.owned_tables import owned_tables
+from hetrain.engine.store_engine import StoreSettings, capacity_rows, make_owner, store_layout
+from hetrain.optim import RowOptimizer, Schedule
+from hetrain.planner.plan import Plan
+from hetrain.store.audit import missed_updates
+from hetrain.store.owner import Owner
+from hetrain.store.space import Placement, row_spaces
+from hetrain.tables import Table
+from hetrain.telemetry import Traffic
+from hetrain.transport.collective import CollectiveTransport
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One embedding dim."""
+
+    placement: Placement
+    owner: Owner
+
+
+class ServerEngine:
+    """Implements Engine (hetrain/engine/__init__.py) on a rank that serves the workers' StoreEngines.
+
+    Every method takes part in the same rounds, in the same order, as StoreEngine's of that name.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        plan: Plan,
+        row_optimizer: RowOptimizer,
+        schedule: Schedule,
+        seed: int,
+        traffic: Traffic,
+        settings: StoreSettings,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Arguments as the workers' StoreEngines get them. Raises ConfigError where they do."""
+        self._row_optimizer, self._schedule, self._settings = row_optimizer, schedule, settings
+        self._traffic = traffic
+        world_size, rank = dist.get_world_size(group), dist.get_rank(group)
+        spaces = row_spaces(tables)
+        capacities = capacity_rows(settings.capacity, spaces)
+        self._parts: list[_Part] = []
+        widths: list[tuple[int, int]] = []
+        for space, capacity in zip(spaces, capacities, strict=True):
+            placement, held_back = Placement(space, plan, world_size), capacity > 0
+            owner = make_owner(placement, rank, row_optimizer, seed, settings, held_back=held_back)
+            self._parts.append(_Part(placement, owner))
+            widths.append((space.dim, row_optimizer.state_width(space.dim) if held_back else 0))
+        self._transport = CollectiveTransport(
+            [part.owner for part in self._parts],
+            widths,
+            traffic,
+            timeout_s=settings.timeout_s,
+            group=group,
+            servers=settings.servers,
+        )
+        self._layout = store_layout(settings, capacities, world_size, row_optimizer, plan)
+        self._step = 0
+        self._next: Batch | None = None  # whose round was answered already
+        self._is_read = False  # whether that of the batch to come was
+        self._missed_updates_max = 0
+        self._looking = False
+        self._overwritten: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def step(self, batches: Iterator[Batch]) -> StepOutput | None:
+        """Answer the rounds of a training step; the batches only say that there are any. None at the end.
+
+        Where the workers read ahead, a step is their round for the next batch, started before they compute this one.
+        """
+        batch = self._next if self._next is not None else next(batches, None)
+        if batch is None:
+            return None
+        waited = self._transport.waited_s
+        self._overwritten = []
+        self._set_owner_rates()
+        if not self._is_read:
+            self._transport.exchange()
+        if self._settings.audit_every and self._step % self._settings.audit_every == 0:
+            self._audit()
+        self._next = next(batches, None) if self._settings.overlapped else None
+        if self._next is not None:
+            self._transport.exchange()
+        self._is_read = self._next is not None
+        self._step += 1
+        nothing = torch.empty(0)
+        waited_s = self._transport.waited_s - waited
+        return StepOutput(torch.zeros(()), nothing, nothing, 0, batch.global_size, waited_s)
+
+    def _audit(self) -> None:
+        """The most updates that a read of this step misses of rows here."""
+        received = self._transport.collect()
+        for g, part in enumerate(self._parts):
+            missed = missed_updates(part.owner, [of_worker[g] for of_worker in received])
+            self._missed_updates_max = max(self._missed_updates_max, missed)
+
+    def _set_owner_rates(self) -> None:
+        """Owners get the rate of the step whose gradients this round brings."""
+        pushed = self._row_optimizer.lr * self._schedule.factor(max(self._step - 1, 0))
+        for part in self._parts:
+            part.owner.learning_rate = pushed
+
+    def finish(self) -> None:
+        """Take every held-back update of the workers."""
+        self._set_owner_rates()
+        self._transport.exchange()
+        self._next, self._is_read = None, False
+        self._transport.drain()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """While open, rows here include every held-back update."""
+        if self._looking:
+            yield
+            return
+        self._looking = True
+        self._set_owner_rates()
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(self._traffic.set_aside())
+                for part in self._parts:
+                    stack.enter_context(part.owner.view())
+                self._transport.exchange()
+                yield
+        finally:
+            self._looking = False
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Answer the workers' reads; no logits, [0]."""
+        with self.evaluating():
+            self._transport.exchange()
+        return torch.empty(0)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[EngineState]:
+        """The rows here with held-back updates merged in, and what takes them apart again; no dense part."""
+        with self.evaluating():
+            saved = [{"owner": part.owner.state_dict()} for part in self._parts]
+            yield EngineState(
+                step=self._step,
+                dense={},
+                dense_optimizer={},
+                tables=owned_tables(self._parts),
+                replicated=frozenset(),
+                private={
+                    "step": self._step,
+                    "is_read": self._is_read,
+                    "missed_updates_max": self._missed_updates_max,
+                    "groups": saved,
+                },
+                layout=self._layout,
+            )
+            # Rows loaded in place are lost where closing the view undoes them: `restore` writes them once more.
+            self._overwritten = [
+                _owned(part.owner, group["owner"]["rows"]) for part, group in zip(self._parts, saved, strict=True)
+            ]
+
+    def restore(self, state: EngineState, private: dict[str, Any] | None) -> None:
+        """Take up rows loaded in place; without `private`, clocks start at 0."""
+        for part, (rows, value, optimizer_state) in zip(self._parts, self._overwritten, strict=True):
+            part.owner.value.index_copy_(0, rows, value)
+            part.owner.state.index_copy_(0, rows, optimizer_state)
+        self._overwritten = []
+        self._step = state.step if private is None else int(private["step"])
+        self._missed_updates_max = 0 if private is None else int(private["missed_updates_max"])
+        self._next, self._is_read = None, private is not None and bool(private["is_read"])
+        for g, part in enumerate(self._parts):
+            part.owner.load_state_dict(None if private is None else private["groups"][g]["owner"])
+
+    def report(self) -> dict[str, Any]:
+        """The staleness that rows here were read with, and the updates those reads missed in audit rounds."""
+        return {
+            "cache": None,
+            "observed_staleness_max": max(part.owner.observed_staleness_max for part in self._parts),
+            "missed_updates_max": self._missed_updates_max if self._settings.audit_every else None,
+        }
+
+
+def _owned(owner: Owner, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`rows` [n] of the owner's memory, with copies of their values [n, D] and states [n, S]."""
+    return rows, owner.value.index_select(0, rows), owner.state.index_select(0, rows)

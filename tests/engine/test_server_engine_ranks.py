@@ -1,0 +1,165 @@
+"""Workers and dedicated servers on real ranks: the numbers of a run whose rows live on the workers, bit for bit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hetrain.engine import Engine
+from hetrain.telemetry import Traffic
+from tests.engine.server_cases import losses_of, make_side, side_batches, whole_tables
+from tests.engine.store_cases import tables_of
+from tests.ranks import run_ranks
+
+CUT = 7
+
+
+def _run(rank: int, world_size: int, servers: int, settings: dict[str, Any]) -> dict[str, Any]:
+    engine = make_side(rank, world_size, servers, **settings)
+    data = side_batches(rank, world_size, servers)
+    losses = losses_of(engine, iter(data[:CUT]))
+    with engine.evaluating():
+        predictions = [engine.predict(batch).numpy() for batch in data]
+    alone = engine.predict(data[0]).numpy()  # opens a view of its own
+    losses += losses_of(engine, iter(data[CUT:]))
+    before, report = tables_of(engine), engine.report()
+    engine.finish()
+    return {
+        "losses": losses,
+        "predictions": [*predictions, alone],
+        "before": before,
+        "after": tables_of(engine),
+        "report": report,
+    }
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"capacity": 0, "optimizer": "rowwise_adagrad"},
+        {"capacity": 0, "optimizer": "adagrad", "audit_every": 2},
+        {"capacity": 60, "staleness": 2, "optimizer": "sgd"},
+        {"capacity": 60, "staleness": 2, "validation": "clock", "prefetch": False},
+        {"capacity": 60, "staleness": 3, "optimizer": "adagrad", "clock": "sum", "audit_every": 1},
+    ],
+)
+def test_servers_change_no_bit(servers: int, settings: dict[str, Any]) -> None:
+    together = run_ranks(2, _run, 0, settings)
+    apart = run_ranks(2 + servers, _run, servers, settings)
+    for ours, theirs in zip(apart, together, strict=False):
+        assert ours["losses"] == theirs["losses"]
+        assert all(np.array_equal(a, b) for a, b in zip(ours["predictions"], theirs["predictions"], strict=True))
+        assert ours["report"]["cache"] == theirs["report"]["cache"]
+        assert not any("@" in name for name in ours["before"])  # workers own nothing
+    for when in ("before", "after"):
+        ours, theirs = (whole_tables([rank[when] for rank in ranks]) for ranks in (apart, together))
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            np.testing.assert_array_equal(ours[name], value, err_msg=name)
+    for key in ("observed_staleness_max", "missed_updates_max"):
+        most = [[r["report"][key] for r in ranks if r["report"][key] is not None] for ranks in (apart, together)]
+        assert max(most[0], default=None) == max(most[1], default=None), key
+    for server in apart[2:]:
+        assert server["losses"] == [0.0] * 12
+        assert all(len(p) == 0 for p in server["predictions"])
+        assert server["report"]["cache"] is None
+
+
+def _pairs(rank: int, world_size: int, servers: int) -> tuple[set[int], int, int]:
+    """Ranks this one sent rows to, the bytes of that, and what was counted."""
+    heard: set[int] = set()
+    sent = 0
+    original = dist.isend
+
+    def counting(buffer: Tensor, *args: Any, **kwargs: Any) -> Any:
+        nonlocal sent
+        heard.add(kwargs["group_dst"])
+        sent += buffer.numel()
+        return original(buffer, *args, **kwargs)
+
+    dist.isend = counting
+    traffic = Traffic()
+    engine = make_side(rank, world_size, servers, traffic=traffic, capacity=40, staleness=1, audit_every=2)
+    losses_of(engine, iter(side_batches(rank, world_size, servers)))
+    engine.finish()
+    if rank >= world_size - servers:
+        assert traffic.bytes["dense"] == 0
+    return heard, sent, traffic.total - traffic.bytes["dense"]
+
+
+def test_only_workers_and_servers_talk_to_each_other() -> None:
+    ranks = run_ranks(4, _pairs, 2)
+    assert [heard for heard, _, _ in ranks] == [{2, 3}, {2, 3}, {0, 1}, {0, 1}]
+    assert all(sent == counted for _, sent, counted in ranks)
+
+
+def _copied(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    return [_copied(value) for value in state] if isinstance(state, list) else state
+
+
+def _saved(engine: Engine) -> dict[str, Any]:
+    with engine.snapshot() as state:
+        tables = {name: [[p.value, p.optimizer] for p in pieces] for name, pieces in state.tables.items()}
+        return _copied({**vars(state), "tables": tables})
+
+
+def _load(engine: Engine, saved: dict[str, Any], *, exact: bool) -> None:
+    """As a checkpoint does it: fill in place, close, restore."""
+    with engine.snapshot() as state:
+        assert state.layout == saved["layout"]
+        for name, value in saved["dense"].items():
+            state.dense[name].copy_(value)
+        for name, pieces in saved["tables"].items():
+            for piece, (value, optimizer) in zip(state.tables[name], pieces, strict=True):
+                piece.value.copy_(value)
+                for key, tensor in optimizer.items():
+                    piece.optimizer[key].copy_(tensor)
+        state.dense_optimizer, state.step = saved["dense_optimizer"], saved["step"]
+    engine.restore(state, saved["private"] if exact else None)
+
+
+def _resume(rank: int, world_size: int, servers: int, capacity: float) -> dict[str, Any]:
+    """Save midway; load into an engine that was in use and go on. Then load without what is private."""
+    settings: dict[str, Any] = {"capacity": capacity, "staleness": 3, "policy": "lfu", "audit_every": 3}
+    data = side_batches(rank, world_size, servers)
+    first, second = (make_side(rank, world_size, servers, **settings) for _ in range(2))
+    losses_of(first, iter(data[:CUT]))
+    saved = _saved(first)
+    losses = losses_of(first, iter(data[CUT:]))
+    losses_of(second, iter(data[3:]))
+    _load(second, saved, exact=True)
+    again = losses_of(second, iter(data[CUT:]))
+    ends = [tables_of(first), tables_of(second)]
+    reports = [first.report(), second.report()]
+    _load(second, saved, exact=False)
+    folded = _saved(second)
+    rows = [
+        state["tables"][f"t{t}"][i][0]
+        for state in (saved, folded)
+        for t in range(3)
+        for i in range(len(saved["tables"][f"t{t}"]))
+    ]
+    half = len(rows) // 2
+    return {
+        "losses": (losses, again),
+        "same": all(np.array_equal(value, ends[1][name]) for name, value in ends[0].items()),
+        "reports": reports,
+        "folded": all(torch.equal(a, b) for a, b in zip(rows[:half], rows[half:], strict=True)),
+    }
+
+
+@pytest.mark.parametrize("capacity", [0, 60])
+def test_resume_is_bit_for_bit(capacity: float) -> None:
+    for rank in run_ranks(3, _resume, 1, capacity):
+        assert rank["losses"][0] == rank["losses"][1]
+        assert rank["same"]
+        assert rank["reports"][0] == rank["reports"][1]
+        assert rank["folded"]
