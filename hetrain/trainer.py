@@ -2,9 +2,10 @@
 
 import gc
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
@@ -22,6 +23,8 @@ from hetrain.engine import Engine
 from hetrain.evaluate import Metrics, compute_metrics, evaluate
 from hetrain.ranks import Ranks
 from hetrain.telemetry import Traffic
+from hetrain.telemetry.interface import interface_of, reports_for_host
+from hetrain.telemetry.pace import Pace
 from hetrain.telemetry.run_log import RunLog
 from hetrain.training import summary
 from hetrain.training.loss_guard import Guard
@@ -89,6 +92,8 @@ class Trainer:
         self.guard = Guard(setup.ranks.rank, setup.reader.schema.dense, self.step)
         self.meter = Meter(setup.ranks, self.before.get("examples", 0))
         self.stop = StopSignal(setup.ranks)
+        self.pace = Pace()  # of this sitting
+        self.interface = interface_of(os.environ)
         self.started = self.resumed_at = time.perf_counter()
         self.train_s = 0.0  # seconds in training steps, evaluation and saving left out
 
@@ -102,6 +107,8 @@ class Trainer:
             with self.stop:
                 gc.freeze()  # what set-up made stays: no later collection goes through it again
                 self.resumed_at = time.perf_counter()
+                if self.interface is not None:
+                    self.interface.start()
                 reason = self._train()
                 self.stop.settle()
                 result = self._interrupted(reason) if isinstance(reason, Signals) else self._finished(reason)
@@ -132,6 +139,7 @@ class Trainer:
             setup.reader.trained()
             self.guard.check(self.step, out)
             self.meter.add(out)
+            self.pace.add(self._train_seconds(), self.meter.examples)
             if self.step % setup.log_every == 0:
                 self._log()
             if signal := self.stop.agreed():
@@ -182,7 +190,10 @@ class Trainer:
             torch.cuda.synchronize(self.setup.device)
         self.train_s = self._train_seconds()
         self.resumed_at = math.inf
-        with self.setup.traffic.set_aside():
+        with ExitStack() as aside:
+            aside.enter_context(self.setup.traffic.set_aside())
+            if self.interface is not None:
+                aside.enter_context(self.interface.paused())
             yield
         self.resumed_at = time.perf_counter()
 
@@ -240,14 +251,26 @@ class Trainer:
             "rank_seconds": seconds,
             "bytes": setup.traffic.bytes,
             "bytes_aside": setup.traffic.aside,
+            "kernel_bytes": self._kernel_bytes(),
         }
-        now = summary.merge(setup.ranks.gather(mine))
+        reports = setup.ranks.gather(mine)
+        now = summary.merge(reports)
         now |= {
             "train_s": now["rank_seconds"] / setup.ranks.world_size,
             "examples": self.meter.examples,
             "seconds": time.perf_counter() - self.started,
         }
-        return summary.merge([self.before, now])
+        totals = summary.merge([self.before, now])
+        sittings = [*reports, *([self.before] if self.before else [])]
+        if any(sitting.get("kernel_bytes") is None for sitting in sittings):  # a part of a sum would mislead
+            totals["kernel_bytes"] = None
+        return totals
+
+    def _kernel_bytes(self) -> int | None:
+        """What this host's interface sent in training, told by one of its ranks; None where that cannot be known."""
+        if not reports_for_host(os.environ):
+            return 0
+        return None if self.interface is None else self.interface.sent
 
     def _summary(self, reason: str, test: Metrics | None) -> dict[str, Any]:
         """summary.json. Quality is the test split's, or validation's where there is no test."""
@@ -259,6 +282,7 @@ class Trainer:
             "steps": self.step,
             **shown.as_dict(),
             **summary.describe(self._totals(), report),
+            **self.setup.ranks.gather(self.pace.values())[0],
             "validation": self.validation.as_dict() if self.validation else None,
             "test": test.as_dict() if test else None,
             "best_step": self.best.step or None,
