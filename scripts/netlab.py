@@ -11,12 +11,12 @@ address of rank 0's own host. What every host sent and received is read from the
 
 Output of rank 0 is shown as it comes; that of the other ranks goes to files and is shown when the job fails. The exit
 code is the job's: that of the first rank that failed. Everything made is removed at the end, also after Ctrl-C or
-SIGTERM (passed on to the ranks, which save and stop; a second one kills them); what a lab killed with -9 left is removed
-by the next one. Labs may run at the same time.
+SIGTERM (passed on to the ranks, which save and stop; a second one kills them); what a lab killed with -9 left is
+removed by the next one. Labs may run at the same time.
 
-Ranks of one host talk over its loopback, which the counters of `eth0` do not see. The cap counts every frame's
-headers (957 Mbit/s of payload pass a link of 1 Gbit/s). The counters take a segment that is cut into frames later (14 to
-64 KiB) as one frame: headers and ACKs add some 1 to 3% to the payload there, and 5% where frames are small.
+Ranks of one host talk over its loopback, which the counters of `eth0` do not see. The cap counts the headers of every
+frame (957 Mbit/s of payload pass a link of 1 Gbit/s). The counters take a segment that is cut into frames later (14 to
+64 KiB) as one frame: headers and ACKs add some 1 to 3% to the payload there, 5% where frames are small.
 """
 
 import argparse
@@ -38,8 +38,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-PREFIX = "hetlab"  # of every namespace made here: PREFIX.<pid>.<start time>.<host>
-INTERFACE, PORT = "eth0", 29500  # namespaces are apart: every lab may use the same
+from netlab_hosts import INTERFACE, Host, Lab, LabError, Stopped, remove_leftovers
+
+PORT = 29500  # of rank 0; namespaces are apart, so every lab may use the same
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 GRACE_S = 30.0  # for ranks to end after a signal, or after another rank failed
 MOST_HOSTS = 200
@@ -47,22 +48,6 @@ UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 TAIL_LINES = 60
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-class LabError(Exception):
-    """What went wrong and what to do; shown without a traceback."""
-
-
-class Stopped(Exception):  # noqa: N818 - not an error
-    """A signal came before the job was started."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """One host of the lab: its rank numbers and the rate of its link in bits per second (None: not capped)."""
-
-    ranks: tuple[int, ...]
-    rate: int | None
 
 
 @dataclass
@@ -159,145 +144,13 @@ def signals_noted() -> Iterator[list[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         caught.append(number)
 
-    before = {number: signal.signal(number, note) for number in STOP_SIGNALS}
+    ours = [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]  # but for `nohup`
+    before = {number: signal.signal(number, note) for number in ours}
     try:
         yield caught
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-# -- namespaces -----------------------------------------------------------------------------------
-
-
-def command(*words: str) -> str:
-    """Output of `ip` or `tc`; LabError with what it said. In a session of its own, so that Ctrl-C does not cut it."""
-    result = subprocess.run(words, capture_output=True, text=True, check=False, start_new_session=True)
-    if result.returncode:
-        raise LabError(f"`{' '.join(words)}` failed ({result.returncode}): {result.stderr.strip()}")
-    return result.stdout
-
-
-def started_at(pid: int) -> str | None:
-    """The kernel's start time of a process, which tells it from a later one of the same number; None: not running."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    state, *fields = text.rpartition(")")[2].split()
-    return None if state in "ZX" else fields[18]
-
-
-def namespaces() -> list[str]:
-    """Names of all labs' namespaces."""
-    names = (line.split()[0] for line in command("ip", "netns", "list").splitlines() if line.split())
-    return [name for name in names if name.startswith(f"{PREFIX}.")]
-
-
-def remove(names: Sequence[str]) -> None:
-    """Kill what runs in these namespaces, then delete them."""
-    for name in names:
-        for pid in command("ip", "netns", "pids", name).split():
-            try:
-                os.kill(int(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        command("ip", "netns", "delete", name)
-
-
-def remove_leftovers() -> None:
-    """Remove the namespaces of labs that are no more."""
-    for name in namespaces():
-        parts = name.split(".")
-        if len(parts) == 4 and parts[1].isdigit() and started_at(int(parts[1])) != parts[2]:
-            try:
-                remove([name])
-            except LabError:  # another lab that starts now was faster
-                if name in namespaces():
-                    raise
-
-
-class Lab:
-    """Namespaces joined by a bridge. `caught`: stop signals, which end setting up between two steps."""
-
-    def __init__(self, hosts: Sequence[Host], latency: str | None, caught: list[int]) -> None:
-        self._hosts, self._latency, self._caught = hosts, latency, caught
-        self._tag = f"{PREFIX}.{os.getpid()}.{started_at(os.getpid())}"
-        self._switch = f"{self._tag}.switch"
-
-    def __enter__(self) -> "Lab":
-        try:
-            self._build()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        remove([name for name in namespaces() if name.startswith(f"{self._tag}.")])
-
-    def name(self, host: int) -> str:
-        """The namespace of a host."""
-        return f"{self._tag}.h{host}"
-
-    def address(self, host: int) -> str:
-        """The address of a host."""
-        return f"10.213.0.{host + 1}"
-
-    def counters(self, host: int) -> tuple[int, int]:
-        """Bytes that a host's interface sent and received."""
-        found = json.loads(command("ip", "-n", self.name(host), "-j", "-s", "link", "show", INTERFACE))[0]["stats64"]
-        return int(found["tx"]["bytes"]), int(found["rx"]["bytes"])
-
-    def _step(self, *words: str) -> None:
-        if self._caught:
-            raise Stopped
-        command(*words)
-
-    def _build(self) -> None:
-        self._step("ip", "netns", "add", self._switch)
-        self._step("ip", "-n", self._switch, "link", "add", "bridge", "type", "bridge")
-        self._step("ip", "-n", self._switch, "link", "set", "bridge", "addrgenmode", "none", "up")
-        for number, host in enumerate(self._hosts):
-            name, port = self.name(number), f"port{number}"
-            self._step("ip", "netns", "add", name)
-            self._step("ip", "-n", name, "link", "set", "lo", "up")
-            peer = ("peer", "name", port, "netns", self._switch)
-            self._step("ip", "link", "add", INTERFACE, "netns", name, "type", "veth", *peer)
-            self._step("ip", "-n", name, "address", "add", f"{self.address(number)}/24", "dev", INTERFACE)
-            self._step("ip", "-n", self._switch, "link", "set", port, "master", "bridge")
-            # Without addresses of IPv6 nothing is sent that the job did not send, but for ARP.
-            for space, device in ((name, INTERFACE), (self._switch, port)):
-                self._step("ip", "-n", space, "link", "set", device, "addrgenmode", "none", "up")
-            self._shape(name, INTERFACE, host.rate, self._latency)
-            self._shape(self._switch, port, host.rate, None)
-
-    def _shape(self, space: str, device: str, rate: int | None, latency: str | None) -> None:
-        """Cap and delay what `device` sends."""
-        add = ("tc", "-n", space, "qdisc", "add", "dev", device)
-        parent = ["root"]
-        if latency is not None:
-            try:
-                self._step(*add, "root", "handle", "1:", "netem", "delay", latency, "limit", "100000")
-            except LabError as error:
-                raise LabError(
-                    f"--latency {latency}: this kernel has no netem ({error}).\n"
-                    "  Load it (`modprobe sch_netem`), use a kernel that has it, or leave --latency out."
-                ) from error
-            parent = ["parent", "1:1", "handle", "10:"]
-        if rate is not None:
-            burst = burst_of(rate)
-            # The kernel hands over segments that the bucket has room for: it need not cut them, which costs CPU time.
-            self._step("ip", "-n", space, "link", "set", device, "gso_max_size", str(min(burst * 7 // 8, 65_536)))
-            self._step(*add, *parent, "tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", "50ms")
-
-
-def burst_of(rate: int) -> int:
-    """Bytes a link may send at once after a pause: what the bucket's timer needs to meet the rate, and a frame's worth.
-
-    Small, since a bucket as large as the messages of a step would let them pass as if the link were not capped.
-    """
-    return max(rate // 8 // 5000, 16_000)
 
 
 # -- the job --------------------------------------------------------------------------------------
@@ -467,11 +320,11 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         "--rate",
         default="1gbit",
         help="of every host's link each way; with --preset paper of the server's; none: no cap (1gbit)",
-    )  # noqa: E501
+    )
     parser.add_argument("--latency", help="added to whatever a host sends, such as 1ms; needs the kernel's netem")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write rates, bytes per host, seconds and rank 0's summary"
-    )  # noqa: E501
+    )
     parser.add_argument("job", nargs="*", help="after `--`: a hetrain command, such as train consistency=het")
     return parser.parse_args(words)
 

@@ -1,13 +1,13 @@
 """What the kernel counted on the network interface that this host trains over.
 
-Stands beside our own count of payload (traffic.py) and should exceed it a little: TCP/IP headers and ACKs add up to about
-5% at an MTU of 1500 (66 bytes of headers per 1448 of payload), less where the interface cuts segments itself and counts
-each as one frame, as virtual ones do; questions of the trainer (does any rank want to stop?) and the other direction's
-ACKs come on top, which shows in runs of tiny messages.
+It stands beside our own count of payload (traffic.py) and should exceed it a little. At an MTU of 1500 headers cost 66
+bytes per 1448 of payload, 5% with ACKs; 1 to 3% where segments are handed to the interface whole and counted as one
+frame, as virtual interfaces do. The trainer's own questions (does any rank want to stop?) come on top, which shows in
+runs of tiny messages.
 
 A counter belongs to the interface: ranks of one host share it, so one of them reports for all, and other programs that
-use it count too. Loopback is left out: it carries everything that is local to the machine. What ranks of one host say to
-each other does not pass the interface.
+use it count too. Loopback is left out, as it carries everything that is local to the machine. What ranks of one host
+say to each other does not pass the interface.
 """
 
 from collections.abc import Iterator, Mapping

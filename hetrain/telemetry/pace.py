@@ -1,6 +1,7 @@
 """How long steps take once training has warmed up."""
 
 from array import array
+from itertools import pairwise
 from typing import Any
 
 WARM_UP = 0.1  # share of the steps, at the start, that is left out
@@ -22,12 +23,12 @@ class Pace:
         self._examples.append(examples)
 
     def values(self) -> dict[str, Any]:
-        """`step_ms` (p50, p90, mean) and `examples_per_s_steady` of the steps after the first tenth; None without any."""
+        """`step_ms` (p50, p90, mean) and `examples_per_s_steady` after the first tenth of the steps, or None."""
         first = int(WARM_UP * (len(self._ends) - 1))
         ends, examples = self._ends[first:], self._examples[first:]
         if len(ends) < 2:
             return {"step_ms": None, "examples_per_s_steady": None}
-        times = sorted(1e3 * (b - a) for a, b in zip(ends[:-1], ends[1:], strict=True))
+        times = sorted(1e3 * (b - a) for a, b in pairwise(ends))
         seconds = max(ends[-1] - ends[0], 1e-9)
         step_ms = {"p50": _quantile(times, 0.5), "p90": _quantile(times, 0.9), "mean": 1e3 * seconds / len(times)}
         return {"step_ms": step_ms, "examples_per_s_steady": (examples[-1] - examples[0]) / seconds}
