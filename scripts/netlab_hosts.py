@@ -115,6 +115,8 @@ class Lab:
         self._step("ip", "netns", "add", self._switch)
         self._step("ip", "-n", self._switch, "link", "add", "bridge", "type", "bridge")
         self._step("ip", "-n", self._switch, "link", "set", "bridge", "addrgenmode", "none", "up")
+        # Segments that every bucket on their way has room for: none need be cut, which costs CPU time.
+        segment = str(min([65_536, *(burst_of(host.rate) * 7 // 8 for host in self._hosts if host.rate is not None)]))
         for number, host in enumerate(self._hosts):
             name, port = self.name(number), f"port{number}"
             self._step("ip", "netns", "add", name)
@@ -126,6 +128,7 @@ class Lab:
             # Without addresses of IPv6 nothing is sent that the job did not send, but for ARP.
             for space, device in ((name, INTERFACE), (self._switch, port)):
                 self._step("ip", "-n", space, "link", "set", device, "addrgenmode", "none", "up")
+            self._step("ip", "-n", name, "link", "set", INTERFACE, "gso_max_size", segment)
             self._shape(name, INTERFACE, host.rate, self._latency)
             self._shape(self._switch, port, host.rate, None)
 
@@ -143,10 +146,8 @@ class Lab:
                 ) from error
             parent = ["parent", "1:1", "handle", "10:"]
         if rate is not None:
-            burst = burst_of(rate)
-            # The kernel hands over segments that the bucket has room for: it need not cut them, which costs CPU time.
-            self._step("ip", "-n", space, "link", "set", device, "gso_max_size", str(min(burst * 7 // 8, 65_536)))
-            self._step(*add, *parent, "tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", "50ms")
+            burst = str(burst_of(rate))
+            self._step(*add, *parent, "tbf", "rate", f"{rate}bit", "burst", burst, "latency", "50ms")
 
 
 def burst_of(rate: int) -> int:
