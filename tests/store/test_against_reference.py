@@ -74,7 +74,7 @@ def compare_request(setup, request, message, mine):
     assert request.push_rows.tolist() == mine(pushes)
     pushed = [pushes[row] for row in request.push_rows.tolist()]
     assert request.push_clock.tolist() == [p.clock for p in pushed if setup.capacity or setup.audit]
-    counted = setup.clock == "sum" and setup.capacity > 0 or setup.audit
+    counted = (setup.clock == "sum" and setup.capacity > 0) or setup.audit
     assert request.push_updates.tolist() == [len(p.updates) for p in pushed if counted]
     for position, push in enumerate(pushed):
         close(request.push_value[position], push.value * push.denominator)
