@@ -21,6 +21,7 @@ from hetrain.tables import Table
 DIM = 3
 CPU = torch.device("cpu")
 BOUND = 0.5  # of the initial values
+HELD = {"slots": ("rows", "slots"), "copies": ("start", "current")}  # in a cache's state
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,6 @@ class Setup:
     directory: bool = False
     prefetch: bool = False
     audit: bool = True
-    index: str = "array"
     lr: float = 0.1
     eps: float = 1e-8
     seed: int = 7
@@ -93,7 +93,6 @@ class Loopback:
             audit=setup.audit,
             directory=setup.directory and setup.capacity > 0,
             workers=setup.world,
-            index=setup.index,
         )
 
     def _cache(self):
@@ -113,7 +112,7 @@ class Loopback:
             seed=setup.seed,
             audit=setup.audit,
             directory=setup.directory and setup.capacity > 0,
-            index=setup.index,
+            count_updates=setup.clock == "sum" and setup.capacity > 0,
         )
 
     def exchange(self, requests):
@@ -146,10 +145,15 @@ class Loopback:
                 cache.stage_gradients(plan, gradient)
             else:
                 at = plan.unique_slots
-                value, state = cache.value[at], cache.state[at]
+                value, state = cache.copies.value[at], cache.copies.state[at]
                 self.optimizer.step_(value, state, gradient, self.setup.lr)
-                cache.value[at], cache.state[at] = value, state
+                cache.copies.value[at], cache.copies.state[at] = value, state
             cache.commit(plan)
+
+    def reread(self, batches):
+        """The plans of batches that were admitted when the caches' state was saved."""
+        batches = [torch.tensor(batch, dtype=torch.int64) for batch in batches]
+        return [cache.reread(batch) for cache, batch in zip(self.caches, batches, strict=True)]
 
     def audit(self, plans):
         reports = [split_report(audit_report(c, p), self.placement) for c, p in zip(self.caches, plans, strict=True)]
@@ -162,7 +166,7 @@ class Loopback:
 
     def touch(self):
         """Have a push that changes nothing reach every row."""
-        width = self.caches[0].state.shape[1]
+        width = self.caches[0].copies.state.shape[1]
         rows = torch.arange(self.space.rows)
         push = Request.empty(self.setup.dim, width)
         push.push_rows, push.push_value = rows, torch.zeros(len(rows), self.setup.dim)
@@ -205,5 +209,5 @@ def integers(message):
 def held(cache):
     """Row to (slot, c_s, c_c)."""
     state = cache.state_dict()
-    columns = [state[name].tolist() for name in ("rows", "slots", "start", "current")]
+    columns = [state[part][name].tolist() for part, names in HELD.items() for name in names]
     return {row: rest for row, *rest in zip(*columns, strict=True)}

@@ -9,11 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hetrain.store import index, policy
+from hetrain.store import policy
 from tests.store.loopback import DIM, Loopback, Setup, held
 from tests.store.reference import Optimizer, Reference, Worker
 
-INDEXES = ["array", "hash"] if hasattr(index, "HashIndex") else ["array"]
 POLICIES = ["lru", "lfu", "light_lfu"]
 
 
@@ -43,7 +42,6 @@ def traces(draw, **fixed):
         directory=draw(st.booleans()),
         prefetch=draw(st.booleans()),
         audit=draw(st.booleans()),
-        index=draw(st.sampled_from(INDEXES)),
         seed=draw(st.integers(0, 10_000)),
     )
     setup = dataclasses.replace(setup, **fixed)
@@ -144,8 +142,8 @@ def compare_workers(store, reference):
             slot, c_s, c_c = rows[row]
             if store.setup.capacity:
                 assert (c_s, c_c) == (copy.c_s, copy.c_c)
-                close(cache.state[slot], copy.state)
-            close(cache.value[slot], copy.value)
+                close(cache.copies.state[slot], copy.state)
+            close(cache.copies.value[slot], copy.value)
         request, pending = cache.pending(), {push.row: push for push in worker.pending().pushes}
         assert sorted(request.push_rows.tolist()) == sorted(pending)
         for position, row in enumerate(request.push_rows.tolist()):
@@ -221,7 +219,7 @@ class Both:
         if self.setup.optimizer == "sgd":  # nothing is lost: the sum of all updates
             expected = initial - self.setup.lr * self.total
             torch.testing.assert_close(self.store.table().double(), expected, rtol=0, atol=1e-5)
-        assert all(len(cache.dirty_slots()) == 0 for cache in self.store.caches)
+        assert all(len(cache.copies.dirty()) == 0 for cache in self.store.caches)
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -256,7 +254,8 @@ def test_long_traces_reach_everything(prefetch, policy_name, optimizer):
     both = Both(setup)
     both.run(steps)
     both.end()
+    turns = {"noticed", "doubted", "early"} | ({"early_in_flight", "spared"} if prefetch else set())
     for worker in both.reference.workers:
         assert all(worker.counters.values())
-        turns = {"noticed", "doubted", "early"} | ({"early_in_flight", "spared", "ignored"} if prefetch else set())
         assert {turn for turn, times in worker.seen.items() if times} >= turns, worker.seen
+    assert sum(worker.seen["ignored"] for worker in both.reference.workers) > 0 or not prefetch
