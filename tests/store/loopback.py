@@ -38,6 +38,7 @@ class Setup:
     directory: bool = False
     prefetch: bool = False
     audit: bool = True
+    index: str = "array"
     lr: float = 0.1
     eps: float = 1e-8
     seed: int = 7
@@ -113,6 +114,7 @@ class Loopback:
             audit=setup.audit,
             directory=setup.directory and setup.capacity > 0,
             count_updates=setup.clock == "sum" and setup.capacity > 0,
+            index=setup.index,
         )
 
     def exchange(self, requests):

@@ -42,6 +42,7 @@ def traces(draw, **fixed):
         directory=draw(st.booleans()),
         prefetch=draw(st.booleans()),
         audit=draw(st.booleans()),
+        index=draw(st.sampled_from(["array", "hash"])),
         seed=draw(st.integers(0, 10_000)),
     )
     setup = dataclasses.replace(setup, **fixed)
