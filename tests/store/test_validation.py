@@ -242,3 +242,18 @@ def test_goes_on_from_a_state_bit_for_bit(trace, at, between):
     whole.store.flush()
     resumed.store.flush()
     assert everything(resumed.store) == everything(whole.store)
+
+
+@quietly
+@given(traces(), st.integers(0, 13), st.integers(0, 5))
+def test_growing_changes_nothing(trace, at, more):
+    """Slots that come in mid-trace, also between a batch's read and its forward, as a larger batch needs them."""
+    setup, steps = trace
+    whole, grown = Run(setup, steps).run(), Run(setup, steps).run(min(at, len(steps) - 1))
+    for cache in grown.store.caches:
+        parts = cache.copies.value, cache.copies.state
+        cache.grow(*(torch.cat([part, torch.full((more, part.shape[1]), torch.nan)]) for part in parts))
+    grown.run()
+    assert grown.renewed() == whole.renewed()
+    assert grown.pushes() == whole.pushes()
+    assert_same_results(grown.store, whole.store)
