@@ -1,5 +1,6 @@
-"""W caches and owners in one process; an exchange is a call."""
+"""W workers' caches and all owners in one process; an exchange is a call."""
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from types import SimpleNamespace
@@ -10,6 +11,8 @@ import torch
 from hetrain.optim import RowOptimizer
 from hetrain.store.audit import audit_report, missed_updates, split_report
 from hetrain.store.cache import Cache
+from hetrain.store.initial import initial_rows
+from hetrain.store.messages import Request
 from hetrain.store.owner import Owner
 from hetrain.store.route import split
 from hetrain.store.space import Placement, RowSpace
@@ -17,11 +20,14 @@ from hetrain.tables import Table
 
 DIM = 3
 CPU = torch.device("cpu")
+BOUND = 0.5  # of the initial values
+HELD = {"slots": ("rows", "slots"), "copies": ("start", "current")}  # in a cache's state
 
 
 @dataclass(frozen=True)
 class Setup:
-    world: int = 1
+    world: int = 1  # workers
+    servers: int = 0  # ranks after them that own all rows; 0: the workers own them
     tables: tuple[int, ...] = (20,)  # rows of each
     capacity: int = 5
     batch_rows: int = 20
@@ -29,6 +35,10 @@ class Setup:
     policy: str = "lru"
     clock: str = "max"
     optimizer: str = "sgd"
+    directory: bool = False
+    prefetch: bool = False
+    audit: bool = True
+    index: str = "array"
     lr: float = 0.1
     eps: float = 1e-8
     seed: int = 7
@@ -38,17 +48,22 @@ class Setup:
     def rows(self) -> int:
         return sum(self.tables)
 
+    @property
+    def notices(self) -> bool:
+        """Whether owners give notice."""
+        return self.directory and self.capacity > 0 and math.isfinite(self.staleness)
 
-def plan_of(tables, world, seed):
-    """Random uneven row ranges on random ranks."""
-    rng = np.random.default_rng(seed)
+
+def plan_of(setup):
+    """Random uneven row ranges on random ranks among those that own rows."""
+    rng = np.random.default_rng(setup.seed)
+    first, count = (setup.world, setup.servers) if setup.servers else (0, setup.world)
     pieces = []
-    for number, rows in enumerate(tables):
-        cuts = sorted({0, rows, *rng.integers(0, rows + 1, world - 1).tolist()})
-        for first, end in pairwise(cuts):
-            pieces.append(
-                SimpleNamespace(table=f"t{number}", rank=int(rng.integers(world)), first_row=first, rows=end - first)
-            )
+    for number, rows in enumerate(setup.tables):
+        cuts = sorted({0, rows, *rng.integers(0, rows + 1, count - 1).tolist()})
+        for start, end in pairwise(cuts):
+            rank = first + int(rng.integers(count))
+            pieces.append(SimpleNamespace(table=f"t{number}", rank=rank, first_row=start, rows=end - start))
     rng.shuffle(pieces)
     return SimpleNamespace(pieces=pieces)
 
@@ -56,42 +71,51 @@ def plan_of(tables, world, seed):
 class Loopback:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        tables = [Table(f"t{i}", rows, setup.dim, (f"f{i}",), 0.5) for i, rows in enumerate(setup.tables)]
+        tables = [Table(f"t{i}", rows, setup.dim, (f"f{i}",), BOUND) for i, rows in enumerate(setup.tables)]
         self.space = RowSpace(tables, setup.dim)
-        self.placement = Placement(self.space, plan_of(setup.tables, setup.world, setup.seed), setup.world)
+        ranks = setup.world + setup.servers
+        self.placement = Placement(self.space, plan_of(setup), ranks)
         self.optimizer = RowOptimizer(setup.optimizer, setup.lr, setup.eps)
-        held_back = setup.capacity > 0
-        width = self.optimizer.state_width(setup.dim) if held_back else 0
-        slots = setup.capacity + setup.batch_rows
-        self.owners = [
-            Owner(
-                self.space,
-                self.placement,
-                rank,
-                self.optimizer,
-                seed=setup.seed,
-                device=CPU,
-                held_back=held_back,
-                clock=setup.clock,
-                staleness=setup.staleness,
-                audit=True,
-            )
-            for rank in range(setup.world)
-        ]
-        self.caches = [
-            Cache(
-                self.space,
-                setup.capacity,
-                setup.batch_rows,
-                torch.full((slots, setup.dim), torch.nan),
-                torch.full((slots, width), torch.nan),
-                setup.policy,
-                setup.staleness,
-                self.optimizer,
-                audit=True,
-            )
-            for _ in range(setup.world)
-        ]
+        self.owners = [self._owner(rank) for rank in range(ranks)]
+        self.caches = [self._cache() for _ in range(setup.world)]
+
+    def _owner(self, rank):
+        setup = self.setup
+        return Owner(
+            self.space,
+            self.placement,
+            rank,
+            self.optimizer,
+            seed=setup.seed,
+            device=CPU,
+            held_back=setup.capacity > 0,
+            clock=setup.clock,
+            staleness=setup.staleness,
+            audit=setup.audit,
+            directory=setup.directory and setup.capacity > 0,
+            workers=setup.world,
+        )
+
+    def _cache(self):
+        setup = self.setup
+        batch_rows = setup.batch_rows * (1 + setup.prefetch)
+        slots = setup.capacity + batch_rows
+        width = self.optimizer.state_width(setup.dim) if setup.capacity else 0
+        return Cache(
+            self.space,
+            setup.capacity,
+            batch_rows,
+            torch.full((slots, setup.dim), torch.nan),
+            torch.full((slots, width), torch.nan),
+            setup.policy,
+            setup.staleness,
+            self.optimizer,
+            seed=setup.seed,
+            audit=setup.audit,
+            directory=setup.directory and setup.capacity > 0,
+            count_updates=setup.clock == "sum" and setup.capacity > 0,
+            index=setup.index,
+        )
 
     def exchange(self, requests):
         """By worker, whole requests; returns by worker the merged replies and the parts sent to each owner."""
@@ -100,15 +124,20 @@ class Loopback:
         replies = [r.merge([answers[w] for answers in by_owner]) for w, r in enumerate(routed)]
         return replies, [r.requests for r in routed]
 
-    def read(self, batches):
-        """One round; the plans by worker, admitted, and the requests sent [worker][owner]."""
-        plans = [
-            cache.begin(torch.tensor(batch, dtype=torch.int64))
-            for cache, batch in zip(self.caches, batches, strict=True)
-        ]
-        replies, sent = self.exchange([plan.request for plan in plans])
+    def begin(self, batches):
+        """The plans by worker."""
+        batches = [torch.tensor(batch, dtype=torch.int64) for batch in batches]
+        return [cache.begin(batch) for cache, batch in zip(self.caches, batches, strict=True)]
+
+    def admit(self, plans, replies):
         for cache, plan, reply in zip(self.caches, plans, replies, strict=True):
             cache.admit(plan, reply)
+
+    def read(self, batches):
+        """One round; the plans by worker, admitted, and the requests sent [worker][owner]."""
+        plans = self.begin(batches)
+        replies, sent = self.exchange([plan.request for plan in plans])
+        self.admit(plans, replies)
         return plans, sent
 
     def write(self, plans, gradients):
@@ -118,10 +147,15 @@ class Loopback:
                 cache.stage_gradients(plan, gradient)
             else:
                 at = plan.unique_slots
-                value, state = cache.value[at], cache.state[at]
+                value, state = cache.copies.value[at], cache.copies.state[at]
                 self.optimizer.step_(value, state, gradient, self.setup.lr)
-                cache.value[at], cache.state[at] = value, state
+                cache.copies.value[at], cache.copies.state[at] = value, state
             cache.commit(plan)
+
+    def reread(self, batches):
+        """The plans of batches that were admitted when the caches' state was saved."""
+        batches = [torch.tensor(batch, dtype=torch.int64) for batch in batches]
+        return [cache.reread(batch) for cache, batch in zip(self.caches, batches, strict=True)]
 
     def audit(self, plans):
         reports = [split_report(audit_report(c, p), self.placement) for c, p in zip(self.caches, plans, strict=True)]
@@ -132,8 +166,50 @@ class Loopback:
         for cache in self.caches:
             cache.clear()
 
+    def touch(self):
+        """Have a push that changes nothing reach every row."""
+        width = self.caches[0].copies.state.shape[1]
+        rows = torch.arange(self.space.rows)
+        push = Request.empty(self.setup.dim, width)
+        push.push_rows, push.push_value = rows, torch.zeros(len(rows), self.setup.dim)
+        push.push_state = torch.zeros(len(rows), width)
+        if self.setup.capacity or self.setup.audit:
+            push.push_clock = torch.zeros_like(rows)
+        if self.setup.clock == "sum" or self.setup.audit:
+            push.push_updates = torch.zeros_like(rows)
+        self.exchange([push] + [Request.empty(self.setup.dim, width) for _ in self.caches[1:]])
+
+    def initial(self):
+        """[R, D]: every row before any update, from the generator alone."""
+        pieces = [
+            initial_rows(self.setup.seed, number, torch.arange(table.rows), self.setup.dim, BOUND)
+            for number, table in zip(self.space.table_index, self.space.tables, strict=True)
+        ]
+        return torch.cat(pieces)
+
     def table(self, name="value"):
         """All rows [R, .] of all owners, by global row."""
+        return self._by_row(lambda owner, rows: getattr(owner, name)[owner.local_of(rows)])
+
+    def holders(self):
+        """[R, W]: the L of every holder of every row, -1 for none."""
+        return self._by_row(lambda owner, rows: torch.as_tensor(owner.holders(rows)))
+
+    def _by_row(self, of_owner):
         rows = torch.arange(self.space.rows)
-        owner, local = self.placement.owner_of(rows), self.placement.local_of(rows)
-        return torch.stack([getattr(self.owners[int(o)], name)[int(i)] for o, i in zip(owner, local, strict=True)])
+        owner_of = self.placement.owner_of(rows)
+        mine = [rows[owner_of == rank] for rank in range(len(self.owners))]
+        parts = [of_owner(owner, part) for owner, part in zip(self.owners, mine, strict=True) if len(part)]
+        return torch.cat(parts)[torch.argsort(torch.cat(mine))]
+
+
+def integers(message):
+    """How many row numbers and clocks a request or reply carries, those of audits left out."""
+    return sum(t.numel() for channel, t in message.fields() if channel in ("ids", "clocks") and t.dtype == torch.int64)
+
+
+def held(cache):
+    """Row to (slot, c_s, c_c)."""
+    state = cache.state_dict()
+    columns = [state[part][name].tolist() for part, names in HELD.items() for name in names]
+    return {row: rest for row, *rest in zip(*columns, strict=True)}

@@ -1,16 +1,21 @@
-"""HET's Algorithms 1 to 3 one key at a time, in dicts: slow, obvious, and what the vectorised store must equal.
+"""The store's protocol one key at a time, in dicts: slow, obvious, and what the vectorised store must equal.
 
-Written from the paper and the project's order of a round, not from the store's code; shared with it are
-only the two bounds (hetrain.consistency), the initial rows and the constant HOT of light LFU.
+Written from the paper (HET's Algorithms 1 to 3) and the project's order of a round, not from the store's code; shared
+with it are only the two bounds (hetrain.consistency), the initial rows and the constant HOT of light LFU.
+
+Every update is a pair (worker, step). Masters and copies carry the set of the updates in them, so that what the
+clocks promise is checked against what really is in a row, at every read.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hetrain.consistency import breaks_others_bound, breaks_own_bound, staleness_bound
 from hetrain.store import policy as policy_module
+
+NO_STATE = np.zeros(0, np.float32)
 
 
 @dataclass
@@ -31,19 +36,20 @@ class Optimizer:
         return 1.0 if self.name == "sgd" else np.sqrt(state) + self.eps
 
 
-@dataclass
+@dataclass(frozen=True)
 class Master:
     """A row at its owner."""
 
     value: np.ndarray
     state: np.ndarray
     clock: int = 0
-    updates: frozenset = frozenset()  # (worker, step) of every update applied
+    updates: frozenset = frozenset()  # every update applied
+    touched: bool = False  # a push reached it
 
 
 @dataclass
 class Copy:
-    """A row at a worker."""
+    """A row at a worker. What is pending is `value - base`, c_c - c_s updates."""
 
     value: np.ndarray
     state: np.ndarray
@@ -51,21 +57,21 @@ class Copy:
     base_state: np.ndarray
     c_s: int
     c_c: int
-    fetched_updates: frozenset
-    own_updates: list = field(default_factory=list)
+    base_updates: frozenset  # in the base
+    pending: list = field(default_factory=list)
     used: tuple = ()  # (step, position of the last lookup)
     count: int = 0
     reached: tuple = ()  # `used` of the step in which `count` took its value
 
 
-@dataclass
+@dataclass(frozen=True)
 class Push:
     row: int
     value: np.ndarray  # gradient or difference
     state: np.ndarray
     denominator: object  # of the worker's own state
     clock: int
-    updates: list
+    updates: tuple
 
 
 @dataclass
@@ -74,17 +80,44 @@ class Message:
 
     pushes: list = field(default_factory=list)
     fetches: list = field(default_factory=list)
-    checks: list = field(default_factory=list)  # (row, c_c)
+    checks: list = field(default_factory=list)  # (row, the clock it will be read with)
+
+
+@dataclass
+class Answer:
+    """What one worker gets in a round, from all owners."""
+
+    fetched: dict = field(default_factory=dict)  # row: Master
+    invalid: dict = field(default_factory=dict)  # row: Master
+    notices: dict = field(default_factory=dict)  # row: c_g
+
+
+@dataclass
+class Plan:
+    """One batch at one worker."""
+
+    last: dict  # row: position of its last lookup
+    reading: list  # distinct rows in the order of their last lookups
+    message: Message
+    missing: list = field(default_factory=list)
+    own_invalid: list = field(default_factory=list)
+    noticed: list = field(default_factory=list)
+    silent: int = 0  # held rows about which nothing is said
 
 
 class Worker:
-    def __init__(self, rank, capacity, policy, staleness, optimizer):
+    def __init__(self, rank, capacity, policy, staleness, optimizer, directory):
         self.rank, self.capacity, self.policy, self.optimizer = rank, capacity, policy, optimizer
-        self.staleness, self.bound = staleness, staleness_bound(staleness)
+        self.bound, self.directory = staleness_bound(staleness), directory
+        self.checks_all = not directory and math.isfinite(staleness)
         self.copies = {}
+        self.doubts = {}  # row: the clock its owner gave notice of
         self.staged = []
-        self.victims = []
+        self.victims = []  # of the last commit
+        self.current = None  # the plan that was admitted and not yet committed
+        self.next = None  # the plan that has begun and is not yet admitted
         self.counters = dict.fromkeys(("hits", "misses", "invalid", "own_invalid", "evictions"), 0)
+        self.seen = dict.fromkeys(("noticed", "doubted", "early", "early_in_flight", "spared", "ignored"), 0)
 
     def push_of(self, row):
         copy = self.copies[row]
@@ -94,92 +127,107 @@ class Worker:
             copy.state - copy.base_state,
             self.optimizer.denominator(copy.state),
             copy.c_c,
-            list(copy.own_updates),
+            tuple(copy.pending),
         )
 
-    def read(self, lookups):
-        """Read(K): the message of this round."""
+    def in_flight(self, row):
+        """Whether an update of the row is being computed, which its copy lacks."""
+        return self.current is not None and row in self.current.last
+
+    def begin(self, lookups):
+        """Read(K), first half: the message of this round."""
         last = {row: position for position, row in enumerate(lookups)}
-        self.reading = sorted(last, key=last.get)
-        self.last = last
-        message = Message(pushes=self.staged)
+        plan = self.next = Plan(last, sorted(last, key=last.get), Message(pushes=self.staged))
         self.staged = []
-        missing = [row for row in self.reading if row not in self.copies]
-        own_invalid = []
-        for row in self.reading:
-            if row in missing:
-                continue
-            copy = self.copies[row]
-            if breaks_own_bound(copy.c_s, copy.c_c, self.bound):
-                own_invalid.append(row)
-                message.pushes.append(self.push_of(row))
-            elif math.isinf(self.staleness):
-                self.counters["hits"] += 1
+        for row in plan.reading:
+            if row in self.copies:
+                self.ask(plan, row)
             else:
-                message.checks.append((row, copy.c_c))
-        message.fetches = missing + own_invalid
-        self.counters["misses"] += len(missing)
-        self.counters["own_invalid"] += len(own_invalid)
-        return message
+                plan.missing.append(row)
+        plan.message.fetches = plan.missing + plan.own_invalid + plan.noticed
+        return plan.message
 
-    def fetched(self, row, master):
-        self.copies[row] = Copy(
-            master.value, master.state, master.value, master.state, master.clock, master.clock, master.updates,
-            *self._history(row),
-        )  # fmt: skip
-
-    def _history(self, row):
-        """A row that was cached all along keeps its place in the policy."""
-        if row not in self.copies:
-            return ()
-        old = self.copies[row]
-        return ([], old.used, old.count, old.reached)
-
-    def rebased(self, row, master):
-        old = self.copies[row]
-        push = self.push_of(row)
-        self.fetched(row, master)
+    def ask(self, plan, row):
+        """A row that is held: is it valid at the clock it will be read with?"""
         copy = self.copies[row]
+        c = copy.c_c + self.in_flight(row)
+        doubt = self.doubts.pop(row, None)
+        if breaks_own_bound(copy.c_s, c, self.bound):
+            plan.own_invalid.append(row)
+            plan.message.pushes.append(self.push_of(row))
+            copy.base_value, copy.base_state, copy.c_s = copy.value, copy.state, copy.c_c
+            copy.base_updates, copy.pending = copy.base_updates | set(copy.pending), []
+            self.seen["early"] += 1
+            self.seen["early_in_flight"] += self.in_flight(row)
+        elif doubt is not None and breaks_others_bound(doubt, c, self.bound):
+            plan.noticed.append(row)
+            self.seen["noticed"] += 1
+        elif doubt is not None or self.checks_all:
+            plan.message.checks.append((row, c))
+            self.seen["doubted"] += doubt is not None
+        else:
+            plan.silent += 1
+
+    def admit(self, answer):
+        """Read(K), second half."""
+        plan, self.current, self.next = self.next, self.next, None
+        for row in plan.missing:
+            m = answer.fetched[row]
+            self.copies[row] = Copy(m.value, m.state, m.value, m.state, m.clock, m.clock, m.updates)
+        for row in plan.own_invalid + plan.noticed:
+            self.rebase(row, answer.fetched[row])
+        for row, master in answer.invalid.items():
+            self.rebase(row, master)
+        self.counters["misses"] += len(plan.missing)
+        self.counters["own_invalid"] += len(plan.own_invalid)
+        self.counters["invalid"] += len(plan.noticed) + len(answer.invalid)
+        self.counters["hits"] += plan.silent + len(plan.message.checks) - len(answer.invalid)
+        self.doubts |= {row: clock for row, clock in answer.notices.items() if row in self.copies}
+        self.seen["ignored"] += sum(row not in self.copies for row in answer.notices)
+
+    def rebase(self, row, master):
+        """The owner's row with what is pending now on top."""
+        copy, push = self.copies[row], self.push_of(row)
+        copy.base_value, copy.base_state, copy.base_updates = master.value, master.state, master.updates
         copy.state = master.state + push.state
         copy.value = master.value + push.value * push.denominator / self.optimizer.denominator(copy.state)
-        copy.c_c = master.clock + (old.c_c - old.c_s)
-        copy.own_updates = list(old.own_updates)
-        self.counters["invalid"] += 1
+        copy.c_s, copy.c_c = master.clock, master.clock + len(copy.pending)
 
-    def write(self, step, gradients):
-        """Write(K, G): Update and Clock each key, then Evict()."""
-        for row in self.reading:
+    def commit(self, step, gradients):
+        """Write(K, G): Update and Clock each key, then Evict(); rows that the next plan reads stay."""
+        plan, self.current = self.current, None
+        for row in plan.reading:
             copy = self.copies[row]
             copy.c_c += 1
-            copy.own_updates.append((self.rank, step))
-            copy.used = (step, self.last[row])
-            if copy.count < policy_module.HOT:
+            copy.pending.append((self.rank, step))
+            copy.used = (step, plan.last[row])
+            if self.policy != "light_lfu" or copy.count < policy_module.HOT:
                 copy.count += 1
                 copy.reached = copy.used
             if self.capacity == 0:
-                push = Push(row, gradients[row], np.zeros(0, np.float32), 1.0, copy.c_c, [(self.rank, step)])
-                self.staged.append(push)
+                self.staged.append(Push(row, gradients[row], NO_STATE, 1.0, copy.c_c, ((self.rank, step),)))
             else:
                 copy.value, copy.state = self.optimizer.update(copy.value, copy.state, gradients[row])
         if self.capacity == 0:
             self.copies = {}
-        self.victims = []
-        while len(self.copies) > self.capacity:
-            self.evict()
+        self.evict()
 
     def evict(self):
-        def lru(row):
-            return self.copies[row].used
+        def order(row):
+            copy = self.copies[row]
+            return copy.used if self.policy == "lru" else (copy.count, copy.reached)
 
-        def lfu(row):
-            return self.copies[row].count, self.copies[row].reached
-
-        victim = min(self.copies, key=lru if self.policy == "lru" else lfu)
-        if self.copies[victim].c_c > self.copies[victim].c_s:
-            self.staged.append(self.push_of(victim))
-        del self.copies[victim]
-        self.victims.append(victim)
-        self.counters["evictions"] += 1
+        excess = max(0, len(self.copies) - self.capacity)
+        spared = self.next.last if self.next else {}
+        ordered = sorted(self.copies, key=order)
+        self.victims = [row for row in ordered if row not in spared][:excess]
+        self.seen["spared"] += self.victims != ordered[:excess]
+        for victim in self.victims:
+            if self.copies[victim].c_c > self.copies[victim].c_s:
+                self.staged.append(self.push_of(victim))
+            del self.copies[victim]
+            self.doubts.pop(victim, None)
+            self.counters["evictions"] += 1
 
     def pending(self):
         held = [self.push_of(row) for row, copy in self.copies.items() if copy.c_c > copy.c_s]
@@ -190,68 +238,118 @@ class Reference:
     """All owners as one dict of masters, and the workers."""
 
     def __init__(self, initial, state_width, workers, clock_rule, optimizer):
-        self.masters = {
-            row: Master(value, np.zeros(state_width, np.float32)) for row, value in enumerate(np.asarray(initial))
-        }
+        nothing = np.zeros(state_width, np.float32)
+        self.masters = {row: Master(value, nothing) for row, value in enumerate(np.asarray(initial))}
         self.workers, self.clock_rule, self.optimizer = workers, clock_rule, optimizer
         self.held_back = workers[0].capacity > 0
+        self.bound = workers[0].bound
+        self.directory = workers[0].directory
+        self.holders = {row: {} for row in self.masters}  # worker: L
         self.all_updates = {row: set() for row in self.masters}
         self.missed = 0
 
-    def read(self, batches):
-        """One round; returns the messages by worker."""
-        messages = [worker.read(batch) for worker, batch in zip(self.workers, batches, strict=True)]
-        invalid = [
-            [row for row, c_c in m.checks if breaks_others_bound(self.masters[row].clock, c_c, worker.bound)]
-            for worker, m in zip(self.workers, messages, strict=True)
-        ]
-        before = {row: master.clock for row, master in self.masters.items()}
-        self.apply(messages)
-        for worker, message, bad in zip(self.workers, messages, invalid, strict=True):
-            for row in message.fetches:
-                worker.fetched(row, self.masters[row])
-            for row in bad:
-                worker.rebased(row, self.masters[row])
-            worker.counters["hits"] += len(message.checks) - len(bad)
-            self.assert_bounds(worker, before)
-        return messages
+    def begin(self, batches):
+        """The messages by worker."""
+        return [worker.begin(batch) for worker, batch in zip(self.workers, batches, strict=True)]
 
-    def assert_bounds(self, worker, clocks_before):
-        for row in worker.reading:
-            copy = worker.copies[row]
-            assert not breaks_own_bound(copy.c_s, copy.c_c, worker.bound)
-            assert not breaks_others_bound(clocks_before[row], copy.c_c, worker.bound)
-            known = copy.fetched_updates | set(copy.own_updates)
-            self.missed = max(self.missed, len(self.all_updates[row] - known))
+    def serve(self, messages):
+        """One round at the owners; the answers by worker."""
+        self.before = dict(self.masters)
+        answers = [Answer() for _ in self.workers]
+        for message, answer in zip(messages, answers, strict=True):
+            broken = [r for r, c in message.checks if breaks_others_bound(self.masters[r].clock, c, self.bound)]
+            answer.invalid = dict.fromkeys(broken)
+        self.apply(messages)
+        for rank, (message, answer) in enumerate(zip(messages, answers, strict=True)):
+            answer.fetched = {row: self.masters[row] for row in message.fetches}
+            answer.invalid = {row: self.masters[row] for row in answer.invalid}
+            if self.directory:
+                reported = {row: c for row, c in message.checks if row not in answer.invalid}
+                given = {row: master.clock for row, master in (answer.fetched | answer.invalid).items()}
+                for row, clock in (reported | given).items():
+                    self.holders[row][rank] = clock
+        if self.directory:
+            self.notify(answers, {push.row for message in messages for push in message.pushes})
+        return answers
+
+    def notify(self, answers, pushed):
+        for row in pushed:
+            for rank, known in list(self.holders[row].items()):
+                if breaks_others_bound(self.masters[row].clock, known, self.bound):
+                    answers[rank].notices[row] = self.masters[row].clock
+                    del self.holders[row][rank]
+
+    def apply(self, messages):
+        pushes = [(rank, push) for rank, message in enumerate(messages) for push in message.pushes]
+        if self.held_back:
+            self.add_differences([push for _, push in pushes])
+        else:
+            self.step_gradients([push for _, push in pushes])
+        for rank, push in pushes:
+            master = self.masters[push.row]
+            assert not master.updates & set(push.updates), "applied twice"
+            clock = max(master.clock, push.clock) if self.clock_rule == "max" else master.clock + len(push.updates)
+            updates = master.updates | set(push.updates)
+            self.masters[push.row] = replace(master, clock=clock, updates=updates, touched=True)
+            self.holders[push.row].pop(rank, None)
+
+    def add_differences(self, pushes):
+        for push in pushes:
+            master = self.masters[push.row]
+            self.masters[push.row] = replace(master, state=master.state + push.state)
+        for push in pushes:
+            master = self.masters[push.row]
+            scale = push.denominator / self.optimizer.denominator(master.state)
+            self.masters[push.row] = replace(master, value=master.value + push.value * scale)
+
+    def step_gradients(self, pushes):
+        for row in dict.fromkeys(push.row for push in pushes):
+            gradient = sum(push.value for push in pushes if push.row == row)
+            master = self.masters[row]
+            value, state = self.optimizer.update(master.value, master.state, gradient)
+            self.masters[row] = replace(master, value=value, state=state)
+
+    def admit(self, answers):
+        """The answers arrive; then every worker reads its batch."""
+        for worker, answer in zip(self.workers, answers, strict=True):
+            worker.admit(answer)
+        for worker in self.workers:
+            for row in worker.current.reading:
+                self.assert_bounds(worker.copies[row], row)
+            for row, copy in worker.copies.items():
+                self.assert_sound(worker, row, copy)
+
+    def assert_bounds(self, copy, row):
+        """What a read is promised, `before` being the masters as the previous round left them."""
+        before = self.before[row]
+        assert copy.c_c - copy.c_s <= self.bound
+        assert before.clock <= copy.c_c + self.bound
+        known = copy.base_updates | set(copy.pending)
+        self.missed = max(self.missed, len(self.all_updates[row] - known))
+        if self.clock_rule == "sum":  # then a clock is the number of updates, and the promise is about those
+            assert len(before.updates - known) <= self.bound + len(copy.pending)
+
+    def assert_sound(self, worker, row, copy):
+        """Clocks count what they say, and the directory knows or the worker doubts every copy that may be invalid."""
+        assert copy.c_c - copy.c_s == len(copy.pending)
+        assert not copy.base_updates & set(copy.pending)
+        if self.clock_rule == "sum":
+            assert self.masters[row].clock == len(self.masters[row].updates)
+            assert copy.c_s == len(copy.base_updates)
+        if self.directory and row not in worker.doubts:
+            known = self.holders[row][worker.rank]
+            assert known <= copy.c_c
+            assert not breaks_others_bound(self.masters[row].clock, known, self.bound)
 
     def write(self, step, gradients):
         """`gradients`: by worker, row -> [D]."""
         for worker, gradient in zip(self.workers, gradients, strict=True):
-            worker.write(step, gradient)
-            for row in worker.reading:
+            for row in worker.current.reading:
                 self.all_updates[row].add((worker.rank, step))
-
-    def apply(self, messages):
-        pushes = [push for message in messages for push in message.pushes]
-        if self.held_back:
-            for push in pushes:
-                self.masters[push.row].state = self.masters[push.row].state + push.state
-            for push in pushes:
-                master = self.masters[push.row]
-                scale = push.denominator / self.optimizer.denominator(master.state)
-                master.value = master.value + push.value * scale
-        else:
-            for row in dict.fromkeys(push.row for push in pushes):
-                gradient = sum(push.value for push in pushes if push.row == row)
-                master = self.masters[row]
-                master.value, master.state = self.optimizer.update(master.value, master.state, gradient)
-        for push in pushes:
-            master = self.masters[push.row]
-            if self.clock_rule == "max":
-                master.clock = max(master.clock, push.clock)
-            else:
-                master.clock += len(push.updates)
-            master.updates = master.updates | set(push.updates)
+            worker.commit(step, gradient)
 
     def flush(self):
-        self.apply([worker.pending() for worker in self.workers])
+        """The end: every update is in its master, once."""
+        self.serve([worker.pending() for worker in self.workers])
+        for row, master in self.masters.items():
+            assert master.updates == self.all_updates[row]

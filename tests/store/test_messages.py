@@ -20,41 +20,60 @@ def request_of(push, fetch, check):
     )
 
 
-@settings(max_examples=60, deadline=None)
-@given(rows, rows, rows, st.integers(1, 4), st.integers(0, 99))
-def test_split_and_merge(push, fetch, check, world, seed):
+def answer(part, rank, carry_clocks):
+    """A reply whose fields tell the rows: those that 3 divides are not stored, odd ones are invalid when checked."""
+    stored = part.fetch_rows % 3 != 0
+    sent = part.fetch_rows[stored]
+    odd = torch.nonzero(part.check_rows % 2 == 1).flatten()
+    wrong = part.check_rows[odd]
+    nothing = torch.empty(0, dtype=torch.int64)
+    return Reply(
+        stored=stored,
+        value=sent[:, None] * torch.ones(DIM),
+        state=sent[:, None] * torch.ones(1),
+        clock=sent if carry_clocks else nothing,
+        applied=nothing,
+        invalid=odd,
+        invalid_value=wrong[:, None] * torch.ones(DIM),
+        invalid_state=wrong[:, None] * torch.ones(1),
+        invalid_clock=wrong,
+        invalid_applied=nothing,
+        notice_rows=torch.full((rank,), rank),
+        notice_clock=torch.full((rank,), rank + 50),
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows, rows, rows, st.integers(1, 4), st.integers(0, 99), st.booleans())
+def test_split_and_merge(push, fetch, check, world, seed, carry_clocks):
     placement = Loopback(Setup(world=world, tables=(13, 17), seed=seed)).placement
     request = request_of(push, fetch, check)
+    if not carry_clocks:
+        request.push_clock = request.push_updates = torch.empty(0, dtype=torch.int64)
     routed = split(request, placement)
     replies = []
     for rank, part in enumerate(routed.requests):
         for part_rows in (part.push_rows, part.fetch_rows, part.check_rows):
             assert (placement.owner_of(part_rows) == rank).all()
         assert torch.equal(part.push_value[:, 0], part.push_rows + 0.5)
-        assert torch.equal(part.push_clock, part.push_rows + 100)
+        assert torch.equal(part.push_state[:, 0], part.push_rows.float())
+        assert part.push_clock.tolist() == [row + 100 for row in part.push_rows.tolist() if carry_clocks]
+        assert part.push_updates.tolist() == [row + 1 for row in part.push_rows.tolist() if carry_clocks]
         assert torch.equal(part.check_clock, part.check_rows * 2)
-        odd = torch.nonzero(part.check_rows % 2 == 1).flatten()
-        wrong = part.check_rows[odd]
-        replies.append(
-            Reply(
-                part.fetch_rows[:, None] * torch.ones(DIM),
-                part.fetch_rows[:, None] * torch.ones(1),
-                part.fetch_rows,
-                torch.empty(0, dtype=torch.int64),
-                odd,
-                wrong[:, None] * torch.ones(DIM),
-                wrong[:, None] * torch.ones(1),
-                wrong,
-                torch.empty(0, dtype=torch.int64),
-            )
-        )
+        replies.append(answer(part, rank, carry_clocks))
     assert sorted(r for part in routed.requests for r in part.push_rows.tolist()) == sorted(push)
     whole = routed.merge(replies)
-    assert whole.clock.tolist() == fetch
-    assert whole.value[:, 0].tolist() == fetch
+    assert whole.stored.tolist() == [row % 3 != 0 for row in fetch]
+    sent = [row for row in fetch if row % 3]
+    assert whole.value[:, 0].tolist() == whole.state[:, 0].tolist() == sent
+    assert whole.clock.tolist() == (sent if carry_clocks else [])
+    assert whole.applied.tolist() == whole.invalid_applied.tolist() == []
     assert whole.invalid.tolist() == [i for i, row in enumerate(check) if row % 2]
     assert whole.invalid_clock.tolist() == [row for row in check if row % 2]
-    assert whole.invalid_value[:, 0].tolist() == whole.invalid_clock.tolist()
+    assert whole.invalid_value[:, 0].tolist() == whole.invalid_state[:, 0].tolist() == whole.invalid_clock.tolist()
+    noticed = [rank for rank in range(world) for _ in range(rank)]
+    assert sorted(whole.notice_rows.tolist()) == noticed
+    assert torch.equal(whole.notice_clock, whole.notice_rows + 50)
 
 
 def test_fields_there_and_back():

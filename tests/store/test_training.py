@@ -25,10 +25,17 @@ def batches_of(setup, steps, seed=3):
 
 
 def train(store, steps, between=lambda store: None):
-    for lookups, gradients in steps:
-        plans, _ = store.read(lookups)
+    """`between` two steps, at the end too; where the store reads ahead, the next batch is read by then."""
+    steps = list(steps)
+    plans, _ = store.read(steps[0][0])
+    for (_, gradients), following in zip(steps, [*steps[1:], None], strict=True):
+        ahead = store.begin(following[0]) if following and store.setup.prefetch else None
         store.write(plans, [g[p.rows] for p, g in zip(plans, gradients, strict=True)])
+        if ahead:
+            store.admit(ahead, store.exchange([plan.request for plan in ahead])[0])
         between(store)
+        if following:
+            plans = ahead or store.read(following[0])[0]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -40,7 +47,7 @@ def test_one_worker_is_a_plain_optimizer(optimizer, capacity, staleness):
     table, state = store.table(), store.table("state")
     for lookups, gradients in batches_of(setup, 60):
         plans, _ = store.read([lookups[0]])
-        torch.testing.assert_close(store.caches[0].value[plans[0].unique_slots], table[plans[0].rows])
+        torch.testing.assert_close(store.caches[0].copies.value[plans[0].unique_slots], table[plans[0].rows])
         rows = plans[0].rows
         store.write(plans, [gradients[0][rows]])
         value, sums = table[rows], state[rows]
@@ -95,7 +102,7 @@ def test_held_back_adagrad_moves_as_far_as_a_plain_one(optimizer, share):
 
 
 def everything(store):
-    owners = [t for o in store.owners for t in (o.value, o.state, o.clock, o.applied)]
+    owners = [t for o in store.owners for t in (o.value, o.state, *tensors_in(o.state_dict()))]
     held = [t for c in store.caches for t in tensors_in(c.state_dict())]
     return [t.clone() for t in owners + held]
 
@@ -121,16 +128,23 @@ def look(store):
         view.__enter__()
     store.exchange([cache.pending() for cache in store.caches])
     rows = torch.arange(store.space.rows)
-    replies, _ = store.exchange([Request.fetch(rows, store.setup.dim, c.state.shape[1]) for c in store.caches])
+    replies, _ = store.exchange([Request.fetch(rows, store.setup.dim, c.copies.state.shape[1]) for c in store.caches])
     for view in views:
         view.__exit__(None, None, None)
-    return replies[0].value
+    return store.caches[0].rows_of(rows, replies[0])
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("capacity", [0, 8, ROWS])
-def test_view_sees_everything_and_changes_nothing(optimizer, capacity):
-    setup = Setup(world=2, tables=(ROWS,), capacity=capacity, batch_rows=ROWS, staleness=3, optimizer=optimizer)
+@pytest.mark.parametrize(
+    ("capacity", "directory", "prefetch"),
+    [(0, False, False), (8, False, False), (8, True, False), (8, True, True), (ROWS, False, True), (ROWS, True, True)],
+)
+def test_view_sees_everything_and_changes_nothing(optimizer, capacity, directory, prefetch):
+    """Not even who holds what: whoever looks does not become a holder, and who pushes in a view remains one."""
+    setup = Setup(
+        world=2, tables=(ROWS,), capacity=capacity, batch_rows=ROWS, staleness=3, optimizer=optimizer,
+        directory=directory, prefetch=prefetch,
+    )  # fmt: skip
     store, undisturbed = Loopback(setup), Loopback(setup)
 
     def check(store):
@@ -168,13 +182,14 @@ def test_view_undoes_several_rounds_on_one_row():
     assert owner.clock.tolist() == owner.applied.tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("policy", ["lru", "lfu", "light_lfu"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("capacity", [0, 8, ROWS])
 def test_resume_is_bit_for_bit(policy, optimizer, capacity):
     setup = Setup(
-        world=2, tables=(ROWS,), capacity=capacity, batch_rows=ROWS, staleness=3, optimizer=optimizer, policy=policy
-    )
+        world=2, tables=(ROWS,), capacity=capacity, batch_rows=ROWS, staleness=3, optimizer=optimizer, policy=policy,
+        directory=True,
+    )  # fmt: skip
     steps = list(batches_of(setup, 30))
     store = Loopback(setup)
     train(store, steps[:17])
@@ -202,13 +217,22 @@ def test_resume_is_bit_for_bit(policy, optimizer, capacity):
     assert [o.observed_staleness_max for o in resumed.owners] == [o.observed_staleness_max for o in store.owners]
 
 
-def test_staleness_is_observed_at_infinity_when_measured():
-    store = Loopback(Setup(world=1, tables=(4,), capacity=4, batch_rows=4, staleness=math.inf))
-    cache = store.caches[0]
-    train(store, [([np.array([1])], [torch.ones(4, 3)])] * 3)
-    assert cache.begin(torch.tensor([1])).request.check_rows.tolist() == []
-    assert cache.begin(torch.tensor([1]), measure=True).request.check_rows.tolist() == [1]
-    assert cache.observed_staleness_max == 3
+@pytest.mark.parametrize("directory", [False, True])
+def test_audits_observe_what_no_check_tells(directory):
+    """Without a bound nobody checks; with a directory, hits are silent."""
+    setup = Setup(world=2, tables=(4,), capacity=4, batch_rows=4, staleness=math.inf, clock="sum", directory=directory)
+    store = Loopback(setup)
+    train(store, [([[1], []], [torch.ones(4, 3)] * 2)])
+    store.exchange([store.caches[0].pending(), Request.empty(3, 0)])
+    train(store, [([[], [1]], [torch.ones(4, 3)] * 2)] * 3)
+    push = store.caches[1].pending()
+    for _ in range(3):
+        store.exchange([push, Request.empty(3, 0)])  # c_g = 1 + 3 * 3
+    plans, sent = store.read([[1], []])
+    assert all(part.check_rows.numel() == 0 for request in sent for part in request)
+    assert max(owner.observed_staleness_max for owner in store.owners) == 0
+    store.audit(plans)
+    assert max(owner.observed_staleness_max for owner in store.owners) == 9
 
 
 def test_too_large_a_batch_leaves_the_cache_usable():
@@ -216,7 +240,7 @@ def test_too_large_a_batch_leaves_the_cache_usable():
     with pytest.raises(ValueError, match="20 new rows"):
         store.read([list(range(20))])
     plans, _ = store.read([[5, 6, 5]])
-    assert plans[0].misses == 2
+    assert len(plans[0].new_slots) == 2
 
 
 def test_optimizer_that_does_not_add_up_is_refused_when_held_back():
