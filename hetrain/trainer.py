@@ -243,12 +243,13 @@ class Trainer:
         self.last_saved = self.step
 
     def _totals(self) -> dict[str, Any]:
-        """Counters of the whole run so far, over all ranks and sittings. Collective."""
-        setup, seconds = self.setup, self._train_seconds()
+        """Counters of the whole run so far, over all ranks and sittings; time is the workers'. Collective."""
+        setup = self.setup
+        works = float(setup.ranks.computes)  # a server's day is waiting
         mine = {
-            "wait_data_s": setup.reader.wait_s,
-            "wait_comm_s": self.meter.wait_comm_s,
-            "rank_seconds": seconds,
+            "wait_data_s": works * setup.reader.wait_s,
+            "wait_comm_s": works * self.meter.wait_comm_s,
+            "rank_seconds": works * self._train_seconds(),
             "bytes": setup.traffic.bytes,
             "bytes_aside": setup.traffic.aside,
             "kernel_bytes": self._kernel_bytes(),
@@ -256,7 +257,7 @@ class Trainer:
         reports = setup.ranks.gather(mine)
         now = summary.merge(reports)
         now |= {
-            "train_s": now["rank_seconds"] / setup.ranks.world_size,
+            "train_s": now["rank_seconds"] / setup.ranks.roles.workers,
             "examples": self.meter.examples,
             "seconds": time.perf_counter() - self.started,
         }

@@ -47,7 +47,8 @@ class Meter:
         self._mark = now
         loss = torch.stack(self._losses).sum().double().cpu() if self._losses else torch.zeros(())
         self._losses.clear()
-        sums = torch.tensor([float(loss), seconds, data, comm], dtype=torch.float64)
+        works = float(self._ranks.computes)  # a server's day is waiting
+        sums = torch.tensor([float(loss), works * seconds, works * data, works * comm], dtype=torch.float64)
         if not self._ranks.alone:
             dist.all_reduce(sums, group=self._ranks.group)
         loss_sum, seconds_sum, data_sum, comm_sum = sums.tolist()
@@ -55,7 +56,7 @@ class Meter:
             "loss": loss_sum / max(examples, 1),
             "auc": self._auc(),
             "examples": self._before + self.examples,
-            "examples_per_s": examples * self._ranks.world_size / max(seconds_sum, 1e-9),
+            "examples_per_s": examples * self._ranks.roles.workers / max(seconds_sum, 1e-9),
             "wait_data_share": data_sum / max(seconds_sum, 1e-9),
             "wait_comm_share": comm_sum / max(seconds_sum, 1e-9),
         }
