@@ -6,8 +6,8 @@
 Workers share one host, the server another; the server's link carries 125 Mbit/s per worker. WDL as in HET's
 experiments (138K dense parameters), D=128, batch 128, cache 10%, SGD, one thread per rank. A cell is the pace of warm
 steps; `CPU` is that of the same job on a link without a cap, `link` what the link takes for the bytes of the busier
-direction. With `--peers` every rank has a host of its own, rows lie on the workers, and `bsp` runs beside. `busy` is the
-share of the machine that other processes took in the second before the cell began: quote quiet cells alone.
+direction. With `--peers` every rank has a host of its own, rows lie on the workers, and `bsp` runs beside. `busy` is
+the share of the machine that other processes took in the second before the cell began: quote quiet cells alone.
 """
 
 import argparse
