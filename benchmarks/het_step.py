@@ -32,7 +32,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor  # noqa
 from hetrain.config import DenseOptimizerConfig, RowOptimizerConfig, ScheduleConfig  # noqa: E402
 from hetrain.data.batch import Batch  # noqa: E402
 from hetrain.engine.loss import loss_share  # noqa: E402
-from hetrain.engine.store_engine import StoreEngine, StoreSettings  # noqa: E402
+from hetrain.engine.store_engine import StoreEngine  # noqa: E402
+from hetrain.engine.store_settings import StoreSettings  # noqa: E402
 from hetrain.models import WDL  # noqa: E402
 from hetrain.optim import Schedule, dense_optimizer, row_optimizer  # noqa: E402
 from hetrain.planner.plan import Piece, Plan  # noqa: E402

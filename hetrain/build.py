@@ -218,7 +218,7 @@ def _make_model(cfg: RunConfig, schema: DatasetSchema, bags: nn.Module) -> nn.Mo
 
 
 def _store_settings(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Any:
-    from hetrain.engine.store_engine import StoreSettings
+    from hetrain.engine.store_settings import StoreSettings
 
     mode = cfg.consistency
     if cfg.store.device == "cuda" and device.type != "cuda":
@@ -230,11 +230,14 @@ def _store_settings(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Any:
         batch_size=cfg.train.batch_size,
         policy=mode.cache.policy,
         staleness=mode.staleness,
+        validation="clock" if mode.validation == "clock" else "directory",
+        prefetch=mode.prefetch,
         clock="sum" if mode.clock == "sum" else "max",
         audit_every=cfg.telemetry.audit_every,
         timeout_s=cfg.launch.timeout_s,
         device=device if cfg.store.device == "cuda" else torch.device("cpu"),
         servers=ranks.servers,
+        index=cfg.store.index,
     )
 
 

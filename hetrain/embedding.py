@@ -46,6 +46,7 @@ class CacheSettings:
     directory: bool = True  # owners send notices, in place of a clock sent with every hit
     count_updates: bool = False  # pushes say how many updates they hold
     prefetch: bool = False  # two batches are in flight
+    index: str = "array"  # array | hash
 
 
 class SlotTable:
@@ -147,6 +148,7 @@ class WidthGroup:
             audit=settings.audit,
             directory=settings.directory,
             count_updates=settings.count_updates,
+            index=settings.index,
         )
 
     def _rows_in_flight(self, lookups: int) -> int:

@@ -54,7 +54,11 @@ most used keys
   consistency.staleness=100      updates a cached row may hold back, and its owner may be ahead (het); inf: no bound
                                  0: a changed row is sent and fetched before its next read, which is not yet bsp:
                                  what another process holds back is seen once that one sends it
-  consistency.cache.capacity=0.1 rows kept per process: a share, or a number above 1; 0: none, which equals bsp
+  consistency.cache.capacity=0.1 rows kept per process: a share, a number above 1, or memory (512MiB); 0: none, which
+                                 equals bsp; consistency.cache.policy=lru|lfu|light_lfu says which
+  consistency.validation=directory  owners say which copies are too old; clock: workers send the clocks of their hits
+  consistency.prefetch=true      the next batch's rows travel while this one is computed (a cache, staleness >= 1)
+  store.index=array              all rows in memory; hash: those seen, for tables far larger than memory (het)
   model.embedding_dim=16         width of a row, a multiple of 4
   launch.nproc=2                 processes on this machine; null: one per GPU, else 2
   name=NAME                      run folder in runs=DIR; the same name goes on from its last checkpoint

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from hetrain.capacity import parse_capacity
 from hetrain.config.schema import RunConfig
 from hetrain.errors import ConfigError
 
@@ -188,13 +189,12 @@ def _consistency(cfg: RunConfig) -> Iterator[str]:
             "With 0 a changed row is sent and fetched again before its next read.",
         )
     yield from _one_of("consistency.clock", mode.clock, ("max", "sum"))
-    yield from _one_of("consistency.validation", mode.validation, ("clock",), ("directory",))
-    yield from _one_of("consistency.cache.policy", mode.cache.policy, ("lru", "lfu"), ("light_lfu",))
-    capacity = mode.cache.capacity
-    if not (capacity >= 0 and math.isfinite(capacity)) or (capacity > 1 and not float(capacity).is_integer()):
-        yield _finding(
-            "consistency.cache.capacity", capacity, "a share of all rows (0 to 1) or a whole number of rows (above 1)"
-        )
+    yield from _one_of("consistency.validation", mode.validation, ("directory", "clock"))
+    yield from _one_of("consistency.cache.policy", mode.cache.policy, ("lru", "lfu", "light_lfu"))
+    try:
+        parse_capacity(mode.cache.capacity)
+    except ConfigError as error:
+        yield str(error)
 
 
 def _cluster(cfg: RunConfig) -> Iterator[str]:
@@ -254,6 +254,14 @@ def _checkpoint(cfg: RunConfig) -> Iterator[str]:
 def _store(cfg: RunConfig) -> Iterator[str]:
     yield from _one_of("store.device", cfg.store.device, ("cpu", "cuda"))
     yield from _at_least("store.init_bound", cfg.store.init_bound, 0)
+    yield from _one_of("store.index", cfg.store.index, ("array", "hash"))
+    if cfg.store.index == "hash" and cfg.consistency.mode == "bsp":
+        yield _finding(
+            "store.index",
+            "hash",
+            "array with consistency.mode=bsp",
+            "TorchRec allocates every row; take consistency=het for tables far larger than memory.",
+        )
     if cfg.store.device == "cuda" and cfg.launch.device == "cpu":
         yield _finding("store.device", "cuda", "cpu with launch.device=cpu")
     if cfg.store.device == "cuda" and cfg.cluster.servers > 0:

@@ -96,8 +96,9 @@ class PlannerConfig:
 class CacheConfig:
     """A worker's cache of rows."""
 
-    capacity: float = 0.1  # <= 1: share of all rows; > 1: rows; 0: no row is kept between steps
-    policy: str = "lru"  # lru | lfu
+    # share of all rows (<= 1), rows (> 1) or memory of a worker (512MiB); 0: no row is kept between steps
+    capacity: int | float | str = 0.1
+    policy: str = "lru"  # lru | lfu | light_lfu (lfu without its lists: less work, and ties anyhow)
 
 
 @dataclass
@@ -107,7 +108,8 @@ class ConsistencyConfig:
     mode: str = "bsp"  # bsp | het
     staleness: float = 100  # updates (het); inf: no bound; 0 is not bsp, an empty cache is
     clock: str = "max"  # max (the paper) | sum (a count of updates)
-    validation: str = "clock"  # clock (the paper)
+    validation: str = "directory"  # directory (owners say which copies are too old) | clock (the paper)
+    prefetch: bool = True  # the next batch's round beside this one's computation; with a cache and staleness >= 1
     cache: CacheConfig = field(default_factory=CacheConfig)
 
 
@@ -171,6 +173,7 @@ class StoreConfig:
     """The embedding store of `het`."""
 
     device: str = "cpu"  # where owners keep their rows
+    index: str = "array"  # array (all rows) | hash (rows seen: tables far larger than memory)
     init_bound: float = 0.01  # rows start uniform in [-init_bound, init_bound)
 
 

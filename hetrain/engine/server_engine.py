@@ -12,7 +12,7 @@ from torch import Tensor
 from hetrain.data.batch import Batch
 from hetrain.engine import EngineState, StepOutput
 from hetrain.engine.owned_tables import owned_tables
-from hetrain.engine.store_engine import StoreSettings, capacity_rows, make_owner, store_layout
+from hetrain.engine.store_settings import StoreSettings, kept_rows, make_owner, store_layout
 from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.plan import Plan
 from hetrain.store.audit import missed_updates
@@ -53,7 +53,7 @@ class ServerEngine:
         self._traffic = traffic
         world_size, rank = dist.get_world_size(group), dist.get_rank(group)
         spaces = row_spaces(tables)
-        capacities = capacity_rows(settings.capacity, spaces)
+        capacities = kept_rows(settings, spaces, row_optimizer)
         self._parts: list[_Part] = []
         widths: list[tuple[int, int]] = []
         for space, capacity in zip(spaces, capacities, strict=True):

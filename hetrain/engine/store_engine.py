@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,92 +12,18 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from hetrain.comms.dense import DenseReducer, wrap_dense
-from hetrain.consistency import ClockRule, Validation
 from hetrain.data.batch import Batch
 from hetrain.embedding import CacheSettings, StoreBags, WidthGroup
 from hetrain.engine import EngineState, StepOutput
 from hetrain.engine.loss import loss_share
 from hetrain.engine.owned_tables import owned_tables
+from hetrain.engine.store_settings import StoreSettings, kept_rows, make_owner, store_layout
 from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.plan import Plan
-from hetrain.store.owner import Owner
-from hetrain.store.space import Placement, RowSpace, row_spaces
+from hetrain.store.space import Placement, row_spaces
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
 from hetrain.transport.collective import CollectiveTransport
-
-
-@dataclass(frozen=True)
-class StoreSettings:
-    """What `consistency`, `store`, `launch` and `telemetry` say about the store."""
-
-    capacity: float  # <= 1: share of all rows; > 1: rows; 0: no row is kept between steps
-    batch_size: int  # examples of one rank's batch; larger ones grow the slots
-    policy: str = "lru"
-    staleness: float = 100
-    validation: Validation = "directory"
-    prefetch: bool = True  # overlap rounds with computation, where a cache and staleness >= 1 allow it
-    clock: ClockRule = "max"
-    audit_every: int = 0  # steps between audit rounds; 0: none
-    timeout_s: float = 300.0
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where master rows live
-    servers: int = 0  # the last ranks, which own all rows and compute nothing
-
-    @property
-    def overlapped(self) -> bool:
-        """Whether the next batch's round runs while this one is computed.
-
-        With an empty cache, or staleness 0, rows of this batch are pushed before they are read again: its updates
-        would have to be waited for in any case.
-        """
-        return self.prefetch and self.capacity > 0 and self.staleness >= 1
-
-
-def capacity_rows(capacity: float, spaces: Sequence[RowSpace]) -> list[int]:
-    """Rows kept per width group: the same share of each; at least one row where any is kept."""
-    total = sum(space.rows for space in spaces)
-    share = capacity if capacity <= 1 else capacity / total
-    return [min(space.rows, max(1, round(share * space.rows))) if capacity > 0 else 0 for space in spaces]
-
-
-def make_owner(
-    placement: Placement, rank: int, optimizer: RowOptimizer, seed: int, settings: StoreSettings, *, held_back: bool
-) -> Owner:
-    """The owner of `rank`'s rows of one embedding dim."""
-    return Owner(
-        placement.space,
-        placement,
-        rank,
-        optimizer,
-        seed=seed,
-        device=settings.device,
-        held_back=held_back,
-        clock=settings.clock,
-        staleness=settings.staleness,
-        audit=settings.audit_every > 0,
-        directory=settings.validation == "directory",
-        workers=placement.world_size - settings.servers,
-    )
-
-
-def store_layout(
-    settings: StoreSettings, capacities: Sequence[int], world_size: int, optimizer: RowOptimizer, plan: Plan
-) -> dict[str, Any]:
-    """What must be equal, on workers and servers alike, for a rank's private part of a checkpoint to fit."""
-    return {
-        "mode": "het",
-        "world_size": world_size,
-        "servers": settings.servers,
-        "capacity_rows": list(capacities),
-        "policy": settings.policy,
-        "clock": settings.clock,
-        "validation": settings.validation,
-        "overlapped": settings.overlapped,
-        "batch_size": settings.batch_size,  # a batch read ahead must be the same after a resume
-        "audit": settings.audit_every > 0,
-        "row_optimizer": optimizer.name,
-        "plan": plan.to_json(),
-    }
 
 
 def _width_groups(
@@ -112,21 +38,20 @@ def _width_groups(
     """Owner and cache of every embedding dim on this rank."""
     world_size = dist.get_world_size(group) if dist.is_initialized() else 1
     rank = dist.get_rank(group) if dist.is_initialized() else 0
-    audit = settings.audit_every > 0
-    directory = settings.validation == "directory"
     cache = CacheSettings(
         settings.policy,
         settings.staleness,
         settings.batch_size,
         seed,
-        audit=audit,
-        directory=directory,
+        audit=settings.audit_every > 0,
+        directory=settings.directory,
         count_updates=settings.clock == "sum",
         prefetch=settings.overlapped,
+        index=settings.index,
     )
     spaces = row_spaces(tables)
     groups = []
-    for space, capacity in zip(spaces, capacity_rows(settings.capacity, spaces), strict=True):
+    for space, capacity in zip(spaces, kept_rows(settings, spaces, optimizer), strict=True):
         placement = Placement(space, plan, world_size)
         owner = make_owner(placement, rank, optimizer, seed, settings, held_back=capacity > 0)
         groups.append(WidthGroup(placement, owner, optimizer, capacity, cache, device))

@@ -93,7 +93,7 @@ MESSAGES = {
     "train.batch_size=1000000000": "train.batch_size=1000000000: expected at most 16,777,216.",
     "model.hidden=[256,64": "'model.hidden=[256,64' is not an override",
     "consistency.stalenes=3": "consistency.stalenes=3: there is no key 'consistency.stalenes'. Did you mean "
-    "'consistency.staleness'?\n  Keys below 'consistency': mode, staleness, clock, validation, cache",
+    "'consistency.staleness'?\n  Keys below 'consistency': mode, staleness, clock, validation, prefetch, cache",
     "batch_size=3": "batch_size=3: there is no key 'batch_size'. Did you mean 'train.batch_size'?\n  Keys at the top:",
     "seed.x=1": "seed.x=1: there is no key 'seed.x'. Did you mean 'seed'?\n  'seed' holds a whole number",
     "train.batch_size=abc": "train.batch_size=abc: train.batch_size must be a whole number.",
@@ -218,3 +218,27 @@ def test_model_arguments() -> None:
         with pytest.raises(ConfigError) as error:
             check_model(model)
         assert message in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["0", "0.5", "1000", "512MiB", "0.5 GB"])
+def test_a_capacity_is_a_number_or_memory(value: str) -> None:
+    cfg = composed("+experiment=criteo_het", f"consistency.cache.capacity={value}")
+    assert str(cfg.consistency.cache.capacity) == value
+    assert from_yaml(to_yaml(cfg)) == cfg
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("consistency.cache.capacity=9 lives", "consistency.cache.capacity=9 lives: expected a share of all rows (0 to"),
+        ("consistency.cache.capacity=1.5", "consistency.cache.capacity=1.5: expected a share of all rows (0 to 1), a"),
+        ("consistency.cache.capacity=true", "consistency.cache.capacity=true: consistency.cache.capacity must be a"),
+        ("consistency.cache.policy=fifo", "consistency.cache.policy=fifo: expected one of lru, lfu, light_lfu."),
+        ("consistency.validation=never", "consistency.validation=never: expected one of directory, clock."),
+        ("store.index=tree", "store.index=tree: expected one of array, hash."),
+        ("consistency.mode=bsp", "store.index=hash: expected array with consistency.mode=bsp. TorchRec"),
+    ],
+)
+def test_refused_options_of_the_store(override: str, message: str) -> None:
+    hashed = ["store.index=hash"] if override == "consistency.mode=bsp" else []
+    assert refused("+experiment=criteo_het", *hashed, override).startswith(message)

@@ -12,7 +12,8 @@ from hetrain.config import DenseOptimizerConfig, RowOptimizerConfig
 from hetrain.data.batch import Batch
 from hetrain.engine import Engine
 from hetrain.engine.server_engine import ServerEngine
-from hetrain.engine.store_engine import StoreEngine, StoreSettings
+from hetrain.engine.store_engine import StoreEngine
+from hetrain.engine.store_settings import StoreSettings
 from hetrain.optim import Schedule, dense_optimizer, row_optimizer
 from hetrain.planner.plan import Plan
 from hetrain.tables import Table

@@ -10,7 +10,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from hetrain.config import DenseOptimizerConfig, RowOptimizerConfig, ScheduleConfig
 from hetrain.data.batch import Batch
 from hetrain.engine.loss import loss_share
-from hetrain.engine.store_engine import StoreEngine, StoreSettings
+from hetrain.engine.store_engine import StoreEngine
+from hetrain.engine.store_settings import StoreSettings
 from hetrain.optim import Schedule, dense_optimizer, row_optimizer
 from hetrain.planner.plan import Piece, Plan
 from hetrain.store.initial import initial_rows

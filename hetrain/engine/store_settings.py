@@ -1,0 +1,116 @@
+"""What the store is made with, and what follows from it before anything is allocated."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hetrain.capacity import parse_capacity
+from hetrain.consistency import ClockRule, Validation
+from hetrain.optim import RowOptimizer
+from hetrain.planner.plan import Plan
+from hetrain.store import capacity as store_capacity
+from hetrain.store.owner import Owner
+from hetrain.store.space import Placement, RowSpace
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """What `consistency`, `store`, `launch` and `telemetry` say about the store."""
+
+    capacity: float | str  # share of all rows (<= 1), rows (> 1) or memory (512MiB); 0: no row is kept between steps
+    batch_size: int  # examples of one rank's batch; larger ones grow the slots
+    policy: str = "lru"
+    staleness: float = 100
+    validation: Validation = "directory"
+    prefetch: bool = True  # overlap rounds with computation, where a cache and staleness >= 1 allow it
+    clock: ClockRule = "max"
+    audit_every: int = 0  # steps between audit rounds; 0: none
+    timeout_s: float = 300.0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where master rows live
+    servers: int = 0  # the last ranks, which own all rows and compute nothing
+    index: str = "array"  # array: all rows in memory | hash: those seen
+
+    @property
+    def held_back(self) -> bool:
+        """Whether workers keep rows, and updates, between steps."""
+        return parse_capacity(self.capacity).amount > 0
+
+    @property
+    def directory(self) -> bool:
+        """Whether owners say which copies are too old, in place of clocks sent with every hit."""
+        return self.validation == "directory"
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether the next batch's round runs while this one is computed.
+
+        With an empty cache, or staleness 0, rows of this batch are pushed before they are read again: its updates
+        would have to be waited for in any case.
+        """
+        return self.prefetch and self.held_back and self.staleness >= 1
+
+
+def slot_costs(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: RowOptimizer) -> list[int]:
+    """Bytes of a cache's slot, per embedding dim."""
+    held_back = settings.held_back
+    return [
+        store_capacity.slot_bytes(
+            space.dim,
+            optimizer.state_width(space.dim) if held_back else 0,
+            settings.policy,
+            settings.index,
+            held_back=held_back,
+            directory=settings.directory,
+            audit=settings.audit_every > 0,
+        )
+        for space in spaces
+    ]
+
+
+def kept_rows(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: RowOptimizer) -> list[int]:
+    """Rows that a worker's cache keeps between steps, per embedding dim."""
+    return store_capacity.capacity_rows(settings.capacity, spaces, slot_costs(settings, spaces, optimizer))
+
+
+def make_owner(
+    placement: Placement, rank: int, optimizer: RowOptimizer, seed: int, settings: StoreSettings, *, held_back: bool
+) -> Owner:
+    """The owner of `rank`'s rows of one embedding dim."""
+    return Owner(
+        placement.space,
+        placement,
+        rank,
+        optimizer,
+        seed=seed,
+        device=settings.device,
+        held_back=held_back,
+        clock=settings.clock,
+        staleness=settings.staleness,
+        audit=settings.audit_every > 0,
+        directory=settings.directory,
+        workers=placement.world_size - settings.servers,
+        index=settings.index,
+    )
+
+
+def store_layout(
+    settings: StoreSettings, capacities: Sequence[int], world_size: int, optimizer: RowOptimizer, plan: Plan
+) -> dict[str, Any]:
+    """What must be equal, on workers and servers alike, for a rank's private part of a checkpoint to fit."""
+    return {
+        "mode": "het",
+        "world_size": world_size,
+        "servers": settings.servers,
+        "capacity_rows": list(capacities),
+        "policy": settings.policy,
+        "clock": settings.clock,
+        "validation": settings.validation,
+        "overlapped": settings.overlapped,
+        "batch_size": settings.batch_size,  # a batch read ahead must be the same after a resume
+        "audit": settings.audit_every > 0,
+        "row_optimizer": optimizer.name,
+        "index": settings.index,
+        "plan": plan.to_json(),
+    }
