@@ -88,7 +88,7 @@ def _cell(args: argparse.Namespace, dim: int, mode: str) -> dict[str, Any]:
 
 def _kernel(row: dict[str, Any]) -> float:
     """Bytes both hosts sent in training steps, by the kernel, against ours; the final flush is in both."""
-    return float(row["kernel_bytes"] or 0) / max(1, embedding_bytes(row))
+    return float(row["kernel_bytes"] or 0) / max(1, embedding_bytes(row) + row["bytes"]["audit"])
 
 
 if __name__ == "__main__":
