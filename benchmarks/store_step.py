@@ -1,9 +1,10 @@
-"""Time of the cache's part of a step (begin, admit, commit) and of the owner's, one process, no wire.
+"""Time of the cache's part of a step (begin, admit, commit) and of the owner's at given hit rates, the cache full.
 
-    python benchmarks/store_step.py [--dim 16] [--steps 60] [--optimizer sgd]
+    python benchmarks/store_step.py [--dim 128] [--steps 200] [--optimizer sgd] [--index array hash]
 
-26 features over tables of 100,000 rows, ids Zipf-distributed; a step's row update is left out, so that the figures
-are those of index, clocks, copies and eviction alone. Times are medians of CPU time in milliseconds.
+One process, no wire, no network: figures are those of index, clocks, copies and eviction alone. A batch of 3,328
+distinct rows (26 features of 128 examples) takes the given share of its rows from a hot quarter of the cache and the
+rest from rows nobody has seen. Times are medians of CPU time in milliseconds, over the second half of the steps.
 """
 
 import argparse
@@ -21,31 +22,44 @@ from hetrain.store.route import split
 from hetrain.store.space import Placement, RowSpace
 from hetrain.tables import Table
 
-FEATURES = 26
+LOOKUPS = 26 * 128
+PARTS = ("begin", "serve", "admit", "commit")
 
 
-def lookups_of(rows: int, batch: int, steps: int, exponent: float) -> list[torch.Tensor]:
-    """One tensor of batch * FEATURES global rows per step."""
-    rng = np.random.default_rng(0)
-    weight = np.cumsum(1 / np.arange(1, rows + 1) ** exponent)
-    permuted = rng.permutation(rows)  # hot ids are spread over the table
-    offsets = np.arange(FEATURES)[:, None] * rows
-    batches = []
-    for _ in range(steps):
-        drawn = np.searchsorted(weight, rng.random((FEATURES, batch)) * weight[-1])
-        batches.append(torch.from_numpy((permuted[drawn] + offsets).ravel()))
-    return batches
+class Stream:
+    """Batches of which a share `hit` lies among rows read often."""
+
+    def __init__(self, rows: int, capacity: int, hit: float) -> None:
+        self._rng = np.random.default_rng(0)
+        self._unseen = self._rng.permutation(rows)
+        self._hot = self._unseen[: capacity // 4]
+        self._at = len(self._hot)
+        self._hits = round(hit * LOOKUPS)
+
+    def fill(self, capacity: int) -> list[torch.Tensor]:
+        """Batches that read `capacity` rows for the first time, the hot ones last."""
+        cold = self._new(capacity - len(self._hot))
+        rows = np.concatenate([cold, self._hot])
+        return [torch.from_numpy(rows[first : first + LOOKUPS]) for first in range(0, capacity, LOOKUPS)]
+
+    def batch(self) -> torch.Tensor:
+        hot = self._rng.choice(self._hot, self._hits, replace=False)
+        return torch.from_numpy(np.concatenate([hot, self._new(LOOKUPS - self._hits)]))
+
+    def _new(self, count: int) -> np.ndarray:
+        rows = self._unseen[self._at : self._at + count]
+        self._at += count
+        return rows
 
 
-def measure(arguments: argparse.Namespace, batch: int, capacity: int, policy: str) -> str:
+def measure(args: argparse.Namespace, capacity: int, policy: str, index: str, hit: float) -> str:
     """One line of the table."""
-    tables = [Table(f"t{i}", arguments.rows, arguments.dim, (f"f{i}",), 0.1) for i in range(FEATURES)]
-    space = RowSpace(tables, arguments.dim)
-    plan = SimpleNamespace(pieces=[SimpleNamespace(table=t.name, rank=0, first_row=0, rows=t.rows) for t in tables])
+    table = Table("t", args.rows, args.dim, ("f",), 0.1)
+    space = RowSpace([table], args.dim)
+    plan = SimpleNamespace(pieces=[SimpleNamespace(table="t", rank=0, first_row=0, rows=table.rows)])
     placement = Placement(space, plan, 1)
-    optimizer = RowOptimizer(arguments.optimizer, 0.1, 1e-8)
-    width = optimizer.state_width(arguments.dim)
-    started = time.thread_time()
+    optimizer = RowOptimizer(args.optimizer, 0.1, 1e-8)
+    width = optimizer.state_width(args.dim)
     owner = Owner(
         space,
         placement,
@@ -54,55 +68,75 @@ def measure(arguments: argparse.Namespace, batch: int, capacity: int, policy: st
         seed=1,
         device=torch.device("cpu"),
         held_back=True,
-        staleness=arguments.staleness,
+        staleness=args.staleness,
+        directory=True,
+        index=index,
     )
-    fill = space.rows / (time.thread_time() - started)
-    slots = capacity + batch * FEATURES
-    value, state = torch.zeros(slots, arguments.dim), torch.zeros(slots, width)
-    cache = Cache(space, capacity, batch * FEATURES, value, state, policy, arguments.staleness, optimizer)
-    steps = lookups_of(arguments.rows, batch, arguments.steps, arguments.zipf)
-    times: dict[str, list[float]] = {name: [] for name in ("begin", "serve", "admit", "commit")}
-    for rows in steps:
+    slots = capacity + LOOKUPS
+    memory = torch.zeros(slots, args.dim), torch.zeros(slots, width)
+    cache = Cache(
+        space,
+        capacity,
+        LOOKUPS,
+        *memory,
+        policy,
+        args.staleness,
+        optimizer,
+        seed=1,
+        directory=True,
+        index=index,
+    )
+    times: dict[str, list[float]] = {name: [] for name in PARTS}
+
+    def step(rows: torch.Tensor) -> None:
         marks = [time.thread_time()]
-        plan_ = cache.begin(rows)
-        routed = split(plan_.request, placement)
+        read = cache.begin(rows)
+        routed = split(read.request, placement)
         marks.append(time.thread_time())
         replies = owner.serve(routed.requests)
         marks.append(time.thread_time())
-        cache.admit(plan_, routed.merge(replies))
+        cache.admit(read, routed.merge(replies))
         marks.append(time.thread_time())
-        cache.commit(plan_)
+        cache.commit(read)
         marks.append(time.thread_time())
-        for name, first, end in zip(times, marks[:-1], marks[1:], strict=True):
+        for name, first, end in zip(PARTS, marks[:-1], marks[1:], strict=True):
             times[name].append((end - first) * 1e3)
-    late = {name: median(part[len(part) // 2 :]) for name, part in times.items()}
+
+    stream = Stream(args.rows, capacity, hit)
+    for rows in stream.fill(capacity):
+        step(rows)
+    before = vars(cache.counters).copy()
+    for _ in range(args.steps):
+        step(stream.batch())
+    late = {name: median(part[-args.steps // 2 :]) for name, part in times.items()}
+    counted = {name: count - before[name] for name, count in vars(cache.counters).items()}
+    share = counted["hits"] / (args.steps * LOOKUPS)
     own = late["begin"] + late["admit"] + late["commit"]
-    count = cache.counters
-    reads = count.hits + count.misses + count.invalid + count.own_invalid
-    unique = reads / len(steps) / (batch * FEATURES)
-    parts = " ".join(f"{name} {ms:6.3f}" for name, ms in late.items())
-    return (
-        f"batch {batch:5} capacity {capacity:8} {policy}: {parts} | cache {own:6.3f} ms, unique {unique:.2f}, "
-        f"hit rate {count.hits / reads:.2f}, "
-        f"evictions/step {count.evictions / len(steps):7.0f}, owner filled at {fill / 1e6:.1f} M rows/s"
-    )
+    parts = " | ".join(f"{ms:.3f}" for ms in late.values())
+    evicted = counted["evictions"] / args.steps
+    return f"| {index} | {policy} | {capacity:,} | {share:.1%} | {evicted:,.0f} | {parts} | {own:.3f} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--rows", type=int, default=100_000, help="per table")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--zipf", type=float, default=1.05)
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--capacity", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--policy", nargs="+", default=["lru", "lfu", "light_lfu"])
+    parser.add_argument("--index", nargs="+", default=["array"])
+    parser.add_argument("--hits", type=float, nargs="+", default=[0.5, 0.9, 0.99])
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--staleness", type=float, default=100)
-    parser.add_argument("--optimizer", default="rowwise_adagrad")
-    arguments = parser.parse_args()
+    parser.add_argument("--optimizer", default="sgd")
+    args = parser.parse_args()
     torch.set_num_threads(1)  # CPU time is this thread's
-    print(vars(arguments))
-    for batch in (128, 4096):
-        for capacity in (10_000, 100_000, 1_000_000):
-            for policy in ("lru", "lfu"):
-                print(measure(arguments, batch, capacity, policy), flush=True)
+    print("| index | policy | capacity | hit rate | evictions | begin | owner | admit | commit | cache in all, ms |")
+    print("|" + "---|" * 10)
+    for index in args.index:
+        for policy in args.policy:
+            for capacity in args.capacity:
+                for hit in args.hits:
+                    print(measure(args, capacity, policy, index, hit), flush=True)
 
 
 if __name__ == "__main__":

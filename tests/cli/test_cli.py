@@ -62,7 +62,7 @@ def test_keys_lists_every_key_and_imports_nothing_slow(tmp_path: Path) -> None:
     listed = {line.split("=")[0].strip() for line in shown.splitlines() if "=" in line}
     assert {key for key in schema_keys() if not is_section(key)} <= listed
     row = next(line for line in shown.splitlines() if "cache.policy" in line)
-    assert row.split() == ["consistency.cache.policy=lru", "str", "lru", "|", "lfu"]
+    assert row.split()[:7] == ["consistency.cache.policy=lru", "str", "lru", "|", "lfu", "|", "light_lfu"]
     assert "out=FILE" in hetrain("predict", "--keys", cwd=tmp_path).stdout
     assert "launch.nproc" not in hetrain("prepare", "--keys", cwd=tmp_path).stdout
     assert "hetrain train --keys" in refused(tmp_path, "doctor", "--keys")
