@@ -121,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--capacity", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--capacity", type=int, nargs="+", default=[20_000, 200_000, 1_000_000])
     parser.add_argument("--policy", nargs="+", default=["lru", "lfu", "light_lfu"])
     parser.add_argument("--index", nargs="+", default=["array"])
     parser.add_argument("--hits", type=float, nargs="+", default=[0.5, 0.9, 0.99])
