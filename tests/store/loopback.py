@@ -50,19 +50,18 @@ class Setup:
 
     @property
     def notices(self) -> bool:
-        """Whether owners give notice."""
-        return self.directory and self.capacity > 0 and math.isfinite(self.staleness)
+        """Whether owners give notice: at 0 every copy that was read breaks its own bound, and no others' matters."""
+        return self.directory and self.capacity > 0 and 0 < self.staleness < math.inf
 
 
-def plan_of(setup):
-    """Random uneven row ranges on random ranks among those that own rows."""
-    rng = np.random.default_rng(setup.seed)
-    first, count = (setup.world, setup.servers) if setup.servers else (0, setup.world)
+def plan_of(tables, world, seed, first=0):
+    """Random uneven row ranges on random ranks from `first` on, `world` of them."""
+    rng = np.random.default_rng(seed)
     pieces = []
-    for number, rows in enumerate(setup.tables):
-        cuts = sorted({0, rows, *rng.integers(0, rows + 1, count - 1).tolist()})
+    for number, rows in enumerate(tables):
+        cuts = sorted({0, rows, *rng.integers(0, rows + 1, world - 1).tolist()})
         for start, end in pairwise(cuts):
-            rank = first + int(rng.integers(count))
+            rank = first + int(rng.integers(world))
             pieces.append(SimpleNamespace(table=f"t{number}", rank=rank, first_row=start, rows=end - start))
     rng.shuffle(pieces)
     return SimpleNamespace(pieces=pieces)
@@ -74,7 +73,8 @@ class Loopback:
         tables = [Table(f"t{i}", rows, setup.dim, (f"f{i}",), BOUND) for i, rows in enumerate(setup.tables)]
         self.space = RowSpace(tables, setup.dim)
         ranks = setup.world + setup.servers
-        self.placement = Placement(self.space, plan_of(setup), ranks)
+        first, count = (setup.world, setup.servers) if setup.servers else (0, setup.world)
+        self.placement = Placement(self.space, plan_of(setup.tables, count, setup.seed, first), ranks)
         self.optimizer = RowOptimizer(setup.optimizer, setup.lr, setup.eps)
         self.owners = [self._owner(rank) for rank in range(ranks)]
         self.caches = [self._cache() for _ in range(setup.world)]
@@ -94,6 +94,7 @@ class Loopback:
             audit=setup.audit,
             directory=setup.directory and setup.capacity > 0,
             workers=setup.world,
+            index=setup.index,
         )
 
     def _cache(self):
@@ -188,19 +189,30 @@ class Loopback:
         return torch.cat(pieces)
 
     def table(self, name="value"):
-        """All rows [R, .] of all owners, by global row."""
-        return self._by_row(lambda owner, rows: getattr(owner, name)[owner.local_of(rows)])
+        """All rows [R, .] of all owners, by global row; rows that an owner never saw are as they start."""
+        return self._by_row(
+            lambda owner, rows: getattr(owner, name)[owner.local_of(rows)],
+            lambda rows: self.initial()[rows] if name == "value" else 0,
+        )
 
     def holders(self):
         """[R, W]: the L of every holder of every row, -1 for none."""
-        return self._by_row(lambda owner, rows: torch.as_tensor(owner.holders(rows)))
+        return self._by_row(lambda owner, rows: torch.as_tensor(owner.holders(rows)), lambda rows: -1)
 
-    def _by_row(self, of_owner):
+    def _by_row(self, seen, unseen):
+        """[R, ...] from `seen(owner, its rows)` and `unseen(rows)`."""
         rows = torch.arange(self.space.rows)
         owner_of = self.placement.owner_of(rows)
-        mine = [rows[owner_of == rank] for rank in range(len(self.owners))]
-        parts = [of_owner(owner, part) for owner, part in zip(self.owners, mine, strict=True) if len(part)]
-        return torch.cat(parts)[torch.argsort(torch.cat(mine))]
+        whole = None
+        for rank, owner in enumerate(self.owners):
+            mine = rows[owner_of == rank]
+            known = owner.local_of(mine) >= 0
+            part = seen(owner, mine[known])
+            if whole is None:
+                whole = part.new_empty(len(rows), *part.shape[1:])
+            whole[mine[known]] = part
+            whole[mine[~known]] = torch.as_tensor(unseen(mine[~known]), dtype=part.dtype)
+        return whole
 
 
 def integers(message):

@@ -80,6 +80,7 @@ class Message:
 
     pushes: list = field(default_factory=list)
     fetches: list = field(default_factory=list)
+    again: dict = field(default_factory=dict)  # fetched row whose copy is kept and was pushed: the updates in it
     checks: list = field(default_factory=list)  # (row, the clock it will be read with)
 
 
@@ -88,6 +89,7 @@ class Answer:
     """What one worker gets in a round, from all owners."""
 
     fetched: dict = field(default_factory=dict)  # row: Master
+    sent: dict = field(default_factory=dict)  # row: whether it has to travel
     invalid: dict = field(default_factory=dict)  # row: Master
     notices: dict = field(default_factory=dict)  # row: c_g
 
@@ -157,6 +159,7 @@ class Worker:
             plan.message.pushes.append(self.push_of(row))
             copy.base_value, copy.base_state, copy.c_s = copy.value, copy.state, copy.c_c
             copy.base_updates, copy.pending = copy.base_updates | set(copy.pending), []
+            plan.message.again[row] = copy.base_updates
             self.seen["early"] += 1
             self.seen["early_in_flight"] += self.in_flight(row)
         elif doubt is not None and breaks_others_bound(doubt, c, self.bound):
@@ -263,6 +266,8 @@ class Reference:
         for rank, (message, answer) in enumerate(zip(messages, answers, strict=True)):
             answer.fetched = {row: self.masters[row] for row in message.fetches}
             answer.invalid = {row: self.masters[row] for row in answer.invalid}
+            for row, master in answer.fetched.items():  # neither what the worker can make, nor what it has
+                answer.sent[row] = master.touched and master.updates != message.again.get(row)
             if self.directory:
                 reported = {row: c for row, c in message.checks if row not in answer.invalid}
                 given = {row: master.clock for row, master in (answer.fetched | answer.invalid).items()}

@@ -80,6 +80,7 @@ def compare_request(setup, request, message, mine):
         close(request.push_value[position], push.value * push.denominator)
         close(request.push_state[position], push.state)
     assert request.fetch_rows.tolist() == mine(message.fetches)
+    assert request.fetch_again.tolist() == [row in message.again for row in mine(message.fetches)]
     checks = dict(message.checks)
     assert request.check_rows.tolist() == mine(checks)
     assert request.check_clock.tolist() == [checks[row] for row in request.check_rows.tolist()]
@@ -105,14 +106,12 @@ def compare_rows(setup, masters, value, state, clock, applied):
 
 
 def compare_replies(store, replies, answers, messages):
-    """What the owners say: rows that no push reached are left out."""
+    """What the owners say: rows that no push reached are left out, and those that the worker has already."""
     for reply, answer, message in zip(replies, answers, messages, strict=True):
-        fetched = [answer.fetched[row] for row in message.fetches]
         assert reply.stored.dtype == torch.bool
-        assert reply.stored.tolist() == [m.touched for m in fetched]
-        compare_rows(
-            store.setup, [m for m in fetched if m.touched], reply.value, reply.state, reply.clock, reply.applied
-        )
+        assert reply.stored.tolist() == [answer.sent[row] for row in message.fetches]
+        sent = [answer.fetched[row] for row in message.fetches if answer.sent[row]]
+        compare_rows(store.setup, sent, reply.value, reply.state, reply.clock, reply.applied)
         checked = [row for row, _ in message.checks]
         assert [checked[at] for at in reply.invalid.tolist()] == [row for row in checked if row in answer.invalid]
         invalid = [answer.invalid[checked[at]] for at in reply.invalid.tolist()]
@@ -133,6 +132,17 @@ def compare_owners(store, reference):
     if store.setup.notices:
         ranks = range(store.setup.world)
         assert store.holders().tolist() == [[held.get(r, -1) for r in ranks] for held in reference.holders.values()]
+
+
+def compare_bases(store, reference):
+    """A base that has the master's updates has its bits: as it was sent, or as both sides merged it."""
+    value, state = store.table(), store.table("state")
+    for cache, worker in zip(store.caches, reference.workers, strict=True):
+        for row, (slot, *_) in held(cache).items():
+            if worker.copies[row].base_updates == reference.masters[row].updates:
+                base = cache.copies.bases(np.array([slot]))
+                assert torch.equal(base.value[0], value[row])
+                assert torch.equal(base.state[0], state[row])
 
 
 def compare_workers(store, reference):
@@ -181,6 +191,8 @@ class Both:
         self.reference.admit(answers)
         self.plans = self.next
         compare_workers(self.store, self.reference)
+        if self.setup.capacity:
+            compare_bases(self.store, self.reference)
         if self.setup.audit:
             self.missed = max(self.missed, self.store.audit(self.plans))
             assert self.missed == self.reference.missed

@@ -16,7 +16,15 @@ def request_of(push, fetch, check):
     value = ints(push)[:, None] * torch.ones(DIM) + 0.5
     state = ints(push)[:, None] * torch.ones(1)
     return Request(
-        ints(push), value, state, ints(push) + 100, ints(push) + 1, ints(fetch), ints(check), ints(check) * 2
+        push_rows=ints(push),
+        push_value=value,
+        push_state=state,
+        push_clock=ints(push) + 100,
+        push_updates=ints(push) + 1,
+        fetch_rows=ints(fetch),
+        fetch_again=ints(fetch) % 5 == 0,
+        check_rows=ints(check),
+        check_clock=ints(check) * 2,
     )
 
 
@@ -59,6 +67,7 @@ def test_split_and_merge(push, fetch, check, world, seed, carry_clocks):
         assert torch.equal(part.push_state[:, 0], part.push_rows.float())
         assert part.push_clock.tolist() == [row + 100 for row in part.push_rows.tolist() if carry_clocks]
         assert part.push_updates.tolist() == [row + 1 for row in part.push_rows.tolist() if carry_clocks]
+        assert torch.equal(part.fetch_again, part.fetch_rows % 5 == 0)
         assert torch.equal(part.check_clock, part.check_rows * 2)
         replies.append(answer(part, rank, carry_clocks))
     assert sorted(r for part in routed.requests for r in part.push_rows.tolist()) == sorted(push)
@@ -81,5 +90,5 @@ def test_fields_there_and_back():
     again = Request.from_fields([tensor for _, tensor in request.fields()])
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(request.fields(), again.fields(), strict=True))
     assert [channel for channel, _ in request.fields()] == [
-        "ids", "rows_push", "rows_push", "clocks", "clocks", "ids", "ids", "clocks",
+        "ids", "rows_push", "rows_push", "clocks", "clocks", "ids", "ids", "ids", "clocks",
     ]  # fmt: skip
