@@ -249,7 +249,7 @@ class Owner:
             for rows in (fetch, check[bad]):
                 directory.fetched(worker, rows, self.clock.index_select(0, rows))
         clock = self.clock.index_select(0, pushed)
-        return [(self.placement.global_of(self.rank, pushed[at]), clock[at]) for at in directory.notices(pushed, clock)]
+        return [(self.memory.rows_at(pushed[at]), clock[at]) for at in directory.notices(pushed, clock)]
 
     def holders(self, rows: Tensor) -> Tensor:
         """Lower bounds of the clocks of all workers' copies of global `rows`: [n, W] int32, -1 for none."""
