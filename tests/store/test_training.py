@@ -177,7 +177,7 @@ def test_view_undoes_several_rounds_on_one_row():
         owner.serve([push])
         assert torch.equal(store.table()[2], before[2] + 2)
         assert owner.applied.tolist() == [0, 0, 10, 0]
-        assert owner.state_dict()["applied"].tolist() == [0, 0, 0, 0]
+        assert owner.state_dict()["bookkeeping"]["applied"].tolist() == [0, 0, 0, 0]
     assert torch.equal(store.table(), before)
     assert owner.clock.tolist() == owner.applied.tolist() == [0, 0, 0, 0]
 
