@@ -290,11 +290,6 @@ class Cache:
         self._policy = make_policy(self._policy_name, len(value))
         self._policy.load_state_dict(held)
 
-    @property
-    def read_ahead(self) -> bool:
-        """Whether a batch was admitted and not yet committed."""
-        return bool(self.copies.reading.any())
-
     def reread(self, rows: Tensor) -> ReadPlan:
         """The plan of the batch that was read ahead when the state was saved: nothing is asked for again.
 

@@ -1,8 +1,8 @@
 """The coherence directory: which workers hold copies of a row, and how far behind a copy may be at most.
 
 With clock validation every hit sends its clock to the owner. Here the owner keeps, per row and worker, a lower bound
-L of the copy's clock `c_c`, taken when the copy was fetched or last checked; hits only raise `c_c`, silently. While
-`c_g <= L + s` no copy can break the others' bound. When a push raises `c_g` beyond that, the owner sends one notice
+L of the clock `c_c` that the copy will have at its next read: one more than at the read it was fetched or checked for,
+whose batch updates it. Hits only raise `c_c`, silently. While `c_g <= L + s` no copy can break the others' bound. When a push raises `c_g` beyond that, the owner sends one notice
 and forgets the holder; the worker then decides with its own clock at the copy's next read (Cache.begin).
 
 In either validation the owner also knows whose copies nobody else has changed since: pushed and fetched again, such
@@ -67,14 +67,14 @@ class Directory:
                 self.held[part, worker] = NONE
 
     def fetched(self, worker: int, rows: Tensor, clock: Tensor) -> None:
-        """`worker` has copies of `rows` [n] as they are, with clocks `clock` [n]."""
+        """`worker` reads `rows` [n] as they are, with clocks of at least `clock` [n]."""
         self._alone[rows, worker] = True
         self.checked(worker, rows, clock)
 
     def checked(self, worker: int, rows: Tensor, clock: Tensor) -> None:
-        """`worker`'s copies of `rows` [n] have clocks of at least `clock` [n]."""
+        """`worker` reads its copies of `rows` [n] with clocks of at least `clock` [n]: one more at the next read."""
         if self._notices:
-            self.held[rows, worker] = clock.to(torch.int32)
+            self.held[rows, worker] = clock.to(torch.int32) + 1
 
     def notices(self, rows: Tensor, clock: Tensor) -> list[Tensor]:
         """Per worker, positions in distinct `rows` [n] whose copies `clock` [n] may have left behind; drops them."""

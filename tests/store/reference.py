@@ -272,7 +272,7 @@ class Reference:
                 reported = {row: c for row, c in message.checks if row not in answer.invalid}
                 given = {row: master.clock for row, master in (answer.fetched | answer.invalid).items()}
                 for row, clock in (reported | given).items():
-                    self.holders[row][rank] = clock
+                    self.holders[row][rank] = clock + 1  # at its next read: this read's batch updates it
         if self.directory:
             self.notify(answers, {push.row for message in messages for push in message.pushes})
         return answers
@@ -343,7 +343,7 @@ class Reference:
             assert copy.c_s == len(copy.base_updates)
         if self.directory and row not in worker.doubts:
             known = self.holders[row][worker.rank]
-            assert known <= copy.c_c
+            assert known <= copy.c_c + 1
             assert not breaks_others_bound(self.masters[row].clock, known, self.bound)
 
     def write(self, step, gradients):

@@ -282,7 +282,7 @@ def test_long_traces_reach_everything(prefetch, policy_name, optimizer, clock):
         index="array" if optimizer == "adagrad" else "hash",
     )  # fmt: skip
     rng = np.random.default_rng(5)
-    steps = [[np.minimum(rng.zipf(1.3, 10) - 1, 38).tolist() for _ in range(3)] for _ in range(60)]
+    steps = [[np.minimum(rng.zipf(1.3, 10) - 1, 38).tolist() for _ in range(3)] for _ in range(150)]
     both = Both(setup)
     both.run(steps)
     both.end()

@@ -151,7 +151,7 @@ def test_directory_is_clock_validation_with_less_to_say(data):
 def test_notices_in_vain():
     """The least trace on which the directory says more: worker 0 is told about row 0, which it never reads again."""
     setup = Setup(world=2, tables=(2,), capacity=1, batch_rows=2, staleness=1, clock="sum", audit=False)
-    steps = [([0], [0]), ([], [1]), ([], [0]), ([], [1]), ([], [])]
+    steps = [([0], [0]), ([], [1]), ([], [0]), ([], [1]), ([], [0]), ([], [1]), ([], [])]
     by_clock = Run(setup, steps).run()
     by_directory = Run(dataclasses.replace(setup, directory=True), steps).run()
     assert by_directory.count("notice_rows") == 1
