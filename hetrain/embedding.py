@@ -28,6 +28,7 @@ from hetrain.store.owner import Owner
 from hetrain.store.read import ReadPlan
 from hetrain.store.route import Routed, split
 from hetrain.store.space import Placement, RowSpace
+from hetrain.store.zeros import lazy_zeros
 from hetrain.transport.background import Background
 from hetrain.transport.collective import CollectiveTransport
 
@@ -62,7 +63,7 @@ class SlotTable:
         self.held_back, self._dim, self._device = held_back, dim, device
         make = self._fused if held_back else self._dense
         self._kernel = make(slots, [0] * features, optimizer)
-        self.value: Tensor = self._kernel.split_embedding_weights()[0].zero_()  # [slots, D]
+        self.value: Tensor = self._kernel.split_embedding_weights()[0]  # [slots, D]; a slot is written, then read
         states = self._kernel.split_optimizer_states()[0] if held_back and optimizer.state_width(dim) else []
         self.state: Tensor = states[0].view(slots, -1) if states else torch.empty(slots, 0, device=device)
 
@@ -79,7 +80,13 @@ class SlotTable:
             pooling_mode=PoolingMode.SUM,
             bounds_check_mode=BoundsCheckMode.NONE,  # slots are our own numbers
             device=self._device,
+            **({"preallocated_host_buffers": self._lazy_buffers(slots, optimizer)} if on_cpu else {}),
         )
+
+    def _lazy_buffers(self, slots: int, optimizer: RowOptimizer) -> dict[str, Tensor]:
+        """The kernel's memory, which it would zero, and so take, at once."""
+        widths = {"weights": self._dim, "momentum1": optimizer.state_width(self._dim)}
+        return {name: lazy_zeros((slots * n,), torch.float32, self._device) for name, n in widths.items() if n}
 
     def _dense(self, slots: int, tables: list[int], _: RowOptimizer) -> DenseTableBatchedEmbeddingBagsCodegen:
         return DenseTableBatchedEmbeddingBagsCodegen(
