@@ -175,14 +175,20 @@ def make_engine(
     if cfg.consistency.mode == "het":
         from hetrain.engine.server_engine import ServerEngine
         from hetrain.engine.store_engine import StoreEngine
+        from hetrain.engine.store_memory import check_memory, store_memory
 
         servers = ranks.servers
-        plan = store_plan(tables, cfg.planner, ranks.world_size, cfg.train.batch_size, device, servers)
+        batch, index = cfg.train.batch_size, cfg.store.index
+        plan = store_plan(tables, cfg.planner, ranks.world_size, batch, device, servers, index=index)
         workers, settings = _worker_group(cfg, ranks, device), _store_settings(cfg, ranks, device)
+        memory = store_memory(tables, plan, rows, settings, ranks.world_size)
+        ranks.together(lambda: check_memory(memory, tables, settings, ranks.rank, device))
         if not ranks.computes:
             server = {key: common[key] for key in ("tables", "row_optimizer", "schedule", "seed", "traffic")}
             return ServerEngine(plan=plan, settings=settings, **server), plan.to_json()
-        return StoreEngine(plan=plan, settings=settings, workers=workers, **common), plan.to_json()
+        if ranks.first:
+            logger.info("memory: %s", memory.most)
+        return StoreEngine(plan=plan, settings=settings, workers=workers, memory=memory, **common), plan.to_json()
     from hetrain.engine.torchrec_engine import TorchRecEngine
 
     found = sharding_plan(tables, rows.name, cfg.planner, ranks.world_size, device, cfg.train.batch_size)

@@ -121,6 +121,11 @@ class _Read:
     rows: Tensor | None = None  # [., D]
 
 
+def rows_in_flight(rows: int, lookups: int, *, prefetch: bool) -> int:
+    """Slots that batches of `lookups` into a space of `rows` rows may need at once."""
+    return min(rows, max(1, lookups) * (2 if prefetch else 1))
+
+
 class WidthGroup:
     """The features of one embedding dim: their rows' space and placement, this rank's owner, slots and cache."""
 
@@ -160,7 +165,7 @@ class WidthGroup:
 
     def _rows_in_flight(self, lookups: int) -> int:
         """Slots that batches of `lookups` may need beyond the capacity."""
-        return min(self.space.rows, max(1, lookups) * (2 if self._settings.prefetch else 1))
+        return rows_in_flight(self.space.rows, lookups, prefetch=self._settings.prefetch)
 
     def _slot_table(self) -> SlotTable:
         slots, held_back = self.capacity_rows + self.batch_rows, self.capacity_rows > 0

@@ -1,12 +1,10 @@
 """Every option of the store, from the config down to what it sets."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hetrain.errors import ConfigError
 from hetrain.store.capacity import slot_bytes
 from tests.small_run import config, make
 

@@ -228,7 +228,10 @@ def test_a_capacity_is_a_number_or_memory(value: str) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("consistency.cache.capacity=9 lives", "consistency.cache.capacity=9 lives: expected a share of all rows (0 to"),
+        (
+            "consistency.cache.capacity=9 lives",
+            "consistency.cache.capacity=9 lives: expected a share of all rows (0 to",
+        ),
         ("consistency.cache.capacity=1.5", "consistency.cache.capacity=1.5: expected a share of all rows (0 to 1), a"),
         ("consistency.cache.capacity=true", "consistency.cache.capacity=true: consistency.cache.capacity must be a"),
         ("consistency.cache.policy=fifo", "consistency.cache.policy=fifo: expected one of lru, lfu, light_lfu."),
