@@ -44,6 +44,7 @@ class StoreMemory:
             "index_max": most.index,
             "owner_at_start_max": most.rows_at_start,
             "row_seen": list(most.row_seen),
+            "words": str(most),
         }
 
 
