@@ -15,7 +15,7 @@ from hetrain.errors import ConfigError
 from hetrain.optim import RowOptimizer
 from hetrain.planner.plan import Plan
 from hetrain.store.capacity import GIB, PredictedMemory, predicted_memory
-from hetrain.store.owner import owner_columns
+from hetrain.store.owner_columns import owner_columns
 from hetrain.store.row_memory import available_bytes
 from hetrain.store.space import Placement, row_spaces
 from hetrain.tables import Table

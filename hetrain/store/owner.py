@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetrain.consistency import UNBOUNDED, ClockRule, breaks_others_bound, staleness_bound
+from hetrain.consistency import ClockRule, breaks_others_bound, staleness_bound
 from hetrain.errors import ConfigError
 from hetrain.optim import RowOptimizer
 from hetrain.store.difference import decode
 from hetrain.store.directory import NONE, Directory, directory_columns
 from hetrain.store.initial import InitialRows
 from hetrain.store.messages import Reply, Request, none
-from hetrain.store.row_memory import Column, make_row_memory
+from hetrain.store.owner_columns import directing_copies, owner_columns, sends_notices
+from hetrain.store.row_memory import make_row_memory
 from hetrain.store.space import Placement, RowSpace
 from hetrain.store.undo import UndoLog
 
@@ -58,8 +59,8 @@ class Owner:
         self.bound = staleness_bound(staleness)
         self.learning_rate = optimizer.lr  # of the gradients pushed; the engine sets it every step
         self.observed_staleness_max = 0  # max of c_g - c_c over the checks found valid
-        noticing = _noticing(directory, self.bound)
-        directing = _directing(held_back, self.bound)
+        noticing = sends_notices(directory, self.bound)
+        directing = directing_copies(held_back, self.bound)
         self._initial = InitialRows(space, seed)
         self.memory = make_row_memory(
             index,
@@ -346,7 +347,7 @@ class Owner:
             "value": log.before["value"].clone(),
             "state": log.before["state"].clone(),
             "observed_staleness_max": self.observed_staleness_max,
-            "placed": self.memory.rows() if self._hashed else None,  # in the order of their positions
+            "placed": self.memory.rows() if self._hashed else none(),  # in the order of their positions
         }
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
@@ -371,39 +372,3 @@ class Owner:
             fresh = torch.empty_like(self.value[at])
             self._initial.fill(fresh, rows[at])
             touched[at] = (fresh != self.value[at]).any(1) | (self.state[at] != 0).any(1)
-
-
-def _directing(held_back: bool, bound: int) -> bool:
-    """Whether the owner keeps track of the workers' copies."""
-    return held_back and bound < UNBOUNDED
-
-
-def _noticing(directory: bool, bound: int) -> bool:
-    """Whether it warns of copies too old; at bound 0 a copy breaks its own bound once it was updated, unnoticed."""
-    return directory and bound > 0
-
-
-def owner_columns(
-    dim: int,
-    optimizer: RowOptimizer,
-    *,
-    held_back: bool,
-    staleness: float,
-    audit: bool,
-    directory: bool,
-    workers: int,
-) -> dict[str, Column]:
-    """What an owner made with these arguments keeps per row."""
-    bound = staleness_bound(staleness)
-    columns = {
-        "value": Column((dim,), torch.float32),
-        "state": Column((optimizer.state_width(dim),), torch.float32),
-        "clock": Column((), torch.int64),  # c_g
-        "touched": Column((), torch.bool),  # whether a push ever came
-        "mark": Column((), torch.int32),  # scratch
-    }
-    if audit:
-        columns["applied"] = Column((), torch.int64)  # updates taken
-    if _directing(held_back, bound):
-        columns |= directory_columns(workers, notices=_noticing(directory, bound))
-    return columns
