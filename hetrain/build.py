@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -38,9 +36,9 @@ from hetrain.trainer import Setup, Trainer
 from hetrain.training import resume, run_folder
 from hetrain.training.run_folder import Claim
 from hetrain.training.run_lock import RunLock
+from hetrain.training.table_file import OUT_FORMATS, write_table
 
 logger = logging.getLogger(__name__)
-OUT_FORMATS = (".parquet", ".csv")
 
 
 def build(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Trainer:
@@ -71,6 +69,8 @@ def _trainer(
     if ranks.first:
         run_folder.describe(claim.folder, cfg, plan)
         _say_start(log, cfg, claim.folder, schema, None if resumed is None else resume.settled(resumed, settings))
+        if (memory := engine.report().get("memory")) is not None and memory["predicted"]:
+            log.say(f"memory: {memory['predicted']['words']}")
     return Trainer(
         Setup(
             engine=engine,
@@ -138,22 +138,8 @@ def predict_run(cfg: RunConfig, options: dict[str, str], ranks: Ranks, device: t
         return
     logits, labels = rows
     table = pa.table({"label": labels.numpy(), "probability": torch.sigmoid(logits.double()).numpy()})
-    _write_table(table, out)
+    write_table(table, out)
     print(f"{out}: {len(labels)} rows of {split}, by {found}")
-
-
-def _write_table(table: "pa.Table", out: Path) -> None:
-    """Write `out`, whole or not at all. Raises OSError."""
-    aside = out.with_name(f".{out.name}.tmp")
-    try:
-        if out.suffix == ".parquet":
-            pyarrow.parquet.write_table(table, aside)
-        else:
-            pyarrow.csv.write_csv(table, aside)
-        aside.replace(out)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
 
 
 def make_engine(
@@ -175,14 +161,18 @@ def make_engine(
     if cfg.consistency.mode == "het":
         from hetrain.engine.server_engine import ServerEngine
         from hetrain.engine.store_engine import StoreEngine
+        from hetrain.engine.store_memory import check_memory, store_memory
 
         servers = ranks.servers
-        plan = store_plan(tables, cfg.planner, ranks.world_size, cfg.train.batch_size, device, servers)
+        batch, index = cfg.train.batch_size, cfg.store.index
+        plan = store_plan(tables, cfg.planner, ranks.world_size, batch, device, servers, index=index)
         workers, settings = _worker_group(cfg, ranks, device), _store_settings(cfg, ranks, device)
+        memory = store_memory(tables, plan, rows, settings, ranks.world_size)
+        ranks.together(lambda: check_memory(memory, tables, settings, ranks.rank, device))
         if not ranks.computes:
             server = {key: common[key] for key in ("tables", "row_optimizer", "schedule", "seed", "traffic")}
             return ServerEngine(plan=plan, settings=settings, **server), plan.to_json()
-        return StoreEngine(plan=plan, settings=settings, workers=workers, **common), plan.to_json()
+        return StoreEngine(plan=plan, settings=settings, workers=workers, memory=memory, **common), plan.to_json()
     from hetrain.engine.torchrec_engine import TorchRecEngine
 
     found = sharding_plan(tables, rows.name, cfg.planner, ranks.world_size, device, cfg.train.batch_size)

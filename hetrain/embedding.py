@@ -28,6 +28,7 @@ from hetrain.store.owner import Owner
 from hetrain.store.read import ReadPlan
 from hetrain.store.route import Routed, split
 from hetrain.store.space import Placement, RowSpace
+from hetrain.store.zeros import lazy_zeros
 from hetrain.transport.background import Background
 from hetrain.transport.collective import CollectiveTransport
 
@@ -62,7 +63,7 @@ class SlotTable:
         self.held_back, self._dim, self._device = held_back, dim, device
         make = self._fused if held_back else self._dense
         self._kernel = make(slots, [0] * features, optimizer)
-        self.value: Tensor = self._kernel.split_embedding_weights()[0].zero_()  # [slots, D]
+        self.value: Tensor = self._kernel.split_embedding_weights()[0]  # [slots, D]; a slot is written, then read
         states = self._kernel.split_optimizer_states()[0] if held_back and optimizer.state_width(dim) else []
         self.state: Tensor = states[0].view(slots, -1) if states else torch.empty(slots, 0, device=device)
 
@@ -79,7 +80,13 @@ class SlotTable:
             pooling_mode=PoolingMode.SUM,
             bounds_check_mode=BoundsCheckMode.NONE,  # slots are our own numbers
             device=self._device,
+            **({"preallocated_host_buffers": self._lazy_buffers(slots, optimizer)} if on_cpu else {}),
         )
+
+    def _lazy_buffers(self, slots: int, optimizer: RowOptimizer) -> dict[str, Tensor]:
+        """The kernel's memory, which it would zero, and so take, at once."""
+        widths = {"weights": self._dim, "momentum1": optimizer.state_width(self._dim)}
+        return {name: lazy_zeros((slots * n,), torch.float32, self._device) for name, n in widths.items() if n}
 
     def _dense(self, slots: int, tables: list[int], _: RowOptimizer) -> DenseTableBatchedEmbeddingBagsCodegen:
         return DenseTableBatchedEmbeddingBagsCodegen(
@@ -112,6 +119,11 @@ class _Read:
     offsets: Tensor
     plan: ReadPlan | None = None  # None: looked up in `rows`, for evaluation
     rows: Tensor | None = None  # [., D]
+
+
+def rows_in_flight(rows: int, lookups: int, *, prefetch: bool) -> int:
+    """Slots that batches of `lookups` into a space of `rows` rows may need at once."""
+    return min(rows, max(1, lookups) * (2 if prefetch else 1))
 
 
 class WidthGroup:
@@ -153,7 +165,7 @@ class WidthGroup:
 
     def _rows_in_flight(self, lookups: int) -> int:
         """Slots that batches of `lookups` may need beyond the capacity."""
-        return min(self.space.rows, max(1, lookups) * (2 if self._settings.prefetch else 1))
+        return rows_in_flight(self.space.rows, lookups, prefetch=self._settings.prefetch)
 
     def _slot_table(self) -> SlotTable:
         slots, held_back = self.capacity_rows + self.batch_rows, self.capacity_rows > 0

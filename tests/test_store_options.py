@@ -1,8 +1,8 @@
 """Every option of the store, from the config down to what it sets."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -63,3 +63,29 @@ def test_index(tmp_path: Path, index: str) -> None:
     group = group_of(tmp_path, store__index=index)
     kinds = type(group.owner.memory).__name__, type(group.cache.slots._index).__name__
     assert kinds == (f"{index.title()}Memory", f"{index.title()}Index")
+
+
+def test_memory_is_said_before_it_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The prediction's parts are what the owner and the cache then have."""
+    engine = make(config(tmp_path, "het", consistency__cache__capacity=100)).setup.engine
+    assert "memory: a worker's cache takes 0.00 GiB" in capsys.readouterr().out
+    memory, group = engine.memory, engine._groups[0]
+    assert memory.most.rows_at_start == group.owner.memory.nbytes_used
+    assert memory.most.index == 4 * ROWS
+    slots = len(group.cache.copies.value)
+    assert memory.most.cache == slots * slot_bytes(8, 1, "lru", "array", directory=True)
+    assert engine.report()["memory"]["worker_rss_max"] > memory.most.cache
+
+
+def test_too_little_memory_is_refused_before_any_is_taken(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "het", consistency__cache__capacity="1MiB")
+    with (
+        mock.patch("hetrain.engine.store_memory.available_bytes", return_value=50_000),
+        mock.patch("hetrain.engine.store_engine.StoreEngine", side_effect=AssertionError),
+        pytest.raises(ConfigError) as refusal,
+    ):
+        make(cfg)
+    message = str(refusal.value)
+    assert message.startswith("consistency.cache.capacity=1MiB, store.index=array: 1 process on this host would need")
+    for part in ("can have 0.00 GiB", "'C1' with 500 rows of 8 values", "store.index=hash", "model.embedding_dim"):
+        assert part in message

@@ -1,7 +1,8 @@
 """Checkpoints: logical (tables by name), atomic (written aside, then renamed), exact.
 
-``checkpoints/step_N/`` holds ``tables/`` (torch.distributed.checkpoint), ``dense.pt``, one ``rank_R.pt`` per rank
-with what fits only an equal layout (cache, pending updates, clocks, random numbers), and ``meta.json``, written last.
+``checkpoints/step_N/`` holds ``tables/`` (torch.distributed.checkpoint), or ``rows_R.bin`` per rank where owners keep
+only the rows seen; ``dense.pt``; one ``rank_R.pt`` per rank with what fits only an equal layout (cache, pending
+updates, clocks, random numbers); and ``meta.json``, written last.
 """
 
 import json
@@ -28,7 +29,16 @@ from hetrain.checkpoint.folder import (
     read_meta,
     step_folder,
 )
-from hetrain.checkpoint.tables import load_tables, save_tables
+from hetrain.checkpoint.rows import (
+    check_origin,
+    fill_tables,
+    origin_json,
+    read_rows,
+    rows_file,
+    saved_files,
+    write_rows,
+)
+from hetrain.checkpoint.tables import load_tables, read_as_seen, save_tables
 from hetrain.engine import Engine, EngineState
 from hetrain.errors import CheckpointError
 from hetrain.ranks import Ranks
@@ -36,6 +46,7 @@ from hetrain.ranks import Ranks
 __all__ = ["META", "Loaded", "best", "clean", "complete", "load", "newest", "prune", "read_meta", "save", "step_folder"]
 
 DENSE, TABLES = "dense.pt", "tables"
+ORIGIN = "origin"  # in meta.json where only the rows seen were saved: what the others start as
 # A full disk is an OSError from Python's writers and a RuntimeError from torch's.
 WRITE_FAILURES = (OSError, RuntimeError)
 
@@ -71,11 +82,14 @@ def save(engine: Engine, path: Path, ranks: Ranks, *, reader: dict[str, Any], ab
     ranks.together(lambda: _make_fresh(aside) if ranks.first else None, WRITE_FAILURES, failed)
     with engine.snapshot() as state:
         ranks.together(lambda: _write_local(state, aside, ranks, reader, sums), WRITE_FAILURES, failed)
-        try:
-            save_tables(state, aside / TABLES, ranks, sums)
-        except CheckpointException as e:
-            raise failed("; ".join(f"rank {rank}: {failure[0]}" for rank, failure in e.failures.items())) from e
         meta = {"format": FORMAT, "step": state.step, "layout": _plain(state.layout), **about}
+        if state.seen is not None and state.origin is not None:
+            meta[ORIGIN] = origin_json(state.origin)
+        else:
+            try:
+                save_tables(state, aside / TABLES, ranks, sums)
+            except CheckpointException as e:
+                raise failed("; ".join(f"rank {rank}: {failure[0]}" for rank, failure in e.failures.items())) from e
     every = {file: found for part in ranks.gather(sums) for file, found in part.items()}
     ranks.together(lambda: _replace(meta, every, aside, path) if ranks.first else None, WRITE_FAILURES, failed)
 
@@ -94,15 +108,36 @@ def load(engine: Engine, path: Path, ranks: Ranks) -> Loaded:
     ranks.together(check)
     dense = _read(path / DENSE)
     with engine.snapshot() as state:
-        load_tables(state, path / TABLES, ranks)
+        exact = _plain(state.layout) == meta["layout"]
+        if ORIGIN not in meta and state.seen is None:
+            load_tables(state, path / TABLES, ranks)
+        else:
+            ranks.together(lambda: _load_seen(state, path, meta, ranks.rank, exact))
         ranks.together(lambda: _fill_dense(state, dense, path))
         state.step = meta["step"]
-        exact = _plain(state.layout) == meta["layout"]
     private = _read(path / f"rank_{ranks.rank}.pt") if exact else None
-    engine.restore(state, None if private is None else private["engine"])
+    restored = None if private is None else private["engine"]
+    if state.seen is None:
+        engine.restore(state, restored)
+    else:  # which reads files and takes memory
+        ranks.together(lambda: engine.restore(state, restored))
     if private is not None:
         _set_random_state(private["random"])
     return Loaded(path, meta["step"], dense["reader"], meta, exact)
+
+
+def _load_seen(state: EngineState, path: Path, meta: dict[str, Any], rank: int, exact: bool) -> None:
+    """Rows seen into tables, or tables or rows seen into `state.seen`, which is read when the engine takes it up."""
+    if ORIGIN not in meta:
+        state.seen = read_as_seen(state, path / TABLES)
+        return
+    assert state.origin is not None  # every engine that is built from a config says so
+    check_origin(meta[ORIGIN], state.origin, path)
+    rows = read_rows(path, [rows_file(rank)] if exact else saved_files(meta))
+    if state.seen is None:
+        fill_tables(state, rows)
+    else:
+        state.seen = rows
 
 
 def _make_fresh(aside: Path) -> None:
@@ -113,6 +148,8 @@ def _make_fresh(aside: Path) -> None:
 
 def _write_local(state: EngineState, aside: Path, ranks: Ranks, reader: dict[str, Any], sums: dict[Path, Sum]) -> None:
     _write(aside / f"rank_{ranks.rank}.pt", {"engine": state.private, "random": _random_state()}, sums)
+    if state.seen is not None:
+        write_rows(state.seen, aside / rows_file(ranks.rank), sums)
     if ranks.first:
         _write(aside / DENSE, {"dense": state.dense, "optimizer": state.dense_optimizer, "reader": reader}, sums)
 

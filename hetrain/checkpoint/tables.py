@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from hetrain.checkpoint.checksum import Sum, SummedFileSystem
-from hetrain.engine import EngineState, TablePiece
+from hetrain.engine import EngineState, Origin, SeenRows, TablePiece
 from hetrain.errors import CheckpointError
 from hetrain.ranks import Ranks
 
@@ -188,6 +188,48 @@ def load_tables(state: EngineState, folder: Path, ranks: Ranks) -> None:
     except CheckpointException as e:
         reasons = "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in e.failures.items())
         raise CheckpointError(f"{folder} is damaged ({reasons}). Use an older checkpoint.") from e
+
+
+def read_as_seen(state: EngineState, folder: Path) -> Iterator[SeenRows]:
+    """All rows of the saved tables, one saved piece at a time; pieces of which this rank owns nothing are left out.
+
+    Local. A piece is read whole: it takes its size in memory twice while it is read. Raises CheckpointError as
+    `load_tables` does.
+    """
+    assert state.origin is not None
+    saved = _metadata(FileSystemReader(folder), folder)
+    for index, table in enumerate(state.origin.tables):
+        optimizer = _saved_optimizer(saved, state.origin, index, folder)
+        weight = saved.state_dict_metadata[f"{table.name}.{WEIGHT}"]
+        assert isinstance(weight, TensorStorageMetadata)  # as _saved_optimizer found
+        for chunk in weight.chunks:
+            first, rows = chunk.offsets[0], chunk.sizes[0]
+            if state.owns(table.name, first, rows):
+                value = torch.empty(rows, table.dim)
+                sums = {name: torch.empty(rows, *shape) for name, shape in optimizer.items()}
+                _read(list(_rows_of(table.name, [TablePiece(first, value, sums)])), folder)
+                yield SeenRows(table.name, torch.arange(first, first + rows), value, sums)
+
+
+def _saved_optimizer(saved: Metadata, origin: Origin, index: int, folder: Path) -> dict[str, list[int]]:
+    """Name and shape per row of a table's saved optimizer state; raises where they are not this run's."""
+    table = origin.tables[index]
+    shapes: dict[str, list[int]] = {}
+    if origin.row_optimizer != "sgd":
+        shapes["sum"] = [table.dim] if origin.row_optimizer == "adagrad" else []
+    like = TablePiece(0, torch.empty(1, table.dim), {name: torch.empty(1, *shape) for name, shape in shapes.items()})
+    rows = list(_rows_of(table.name, [like]))
+    _check_fits(rows, {r.name: table.rows for r in rows}, saved, folder)
+    return shapes
+
+
+def _read(rows: list[_Rows], folder: Path) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            load({}, storage_reader=FileSystemReader(folder), planner=_Load(rows), no_dist=True)
+    except CheckpointException as e:
+        raise CheckpointError(f"{folder} is damaged ({e}). Use an older checkpoint.") from e
 
 
 def _metadata(reader: FileSystemReader, folder: Path) -> Metadata:

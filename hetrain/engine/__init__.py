@@ -1,13 +1,14 @@
 """One training step, for each way of keeping embeddings."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from hetrain.data.batch import Batch
+from hetrain.tables import Table
 
 
 @dataclass
@@ -32,16 +33,44 @@ class TablePiece:
 
 
 @dataclass
+class SeenRows:
+    """Some rows of one table that are no longer what they started as."""
+
+    table: str
+    ids: Tensor  # [n] int64, distinct
+    value: Tensor  # [n, D] float32
+    optimizer: dict[str, Tensor]  # name -> [n] or [n, D] float32
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What rows start as: a row that was never seen is in no memory and in no checkpoint."""
+
+    seed: int
+    row_optimizer: str
+    tables: Sequence[Table]  # in model order
+
+
+def _owns_all(table: str, first_row: int, rows: int) -> bool:
+    return True
+
+
+@dataclass
 class EngineState:
     """What a checkpoint holds. Tables are logical: by name, whatever plan, mode and world size."""
 
     step: int  # optimizer steps taken
     dense: dict[str, Tensor]  # parameters and buffers by name, equal on all workers; a server has none
     dense_optimizer: dict[str, Any]  # torch optimizer state_dict, equal on all workers; {} on a server
-    tables: dict[str, list[TablePiece]]  # table name -> this rank's pieces
+    tables: dict[str, list[TablePiece]]  # table name -> this rank's pieces; {} where only rows seen are held
     replicated: frozenset[str]  # tables every rank holds whole
     private: dict[str, Any]  # this rank's cache, pending updates, clocks: tensors and numbers
     layout: dict[str, Any]  # mode, world size, plan, capacity: `private` fits only an equal layout
+    origin: Origin | None = None  # None: rows are whatever `tables` holds
+    # Where only rows seen are held: those of this rank, to save; `restore` takes what a checkpoint has put here, other
+    # ranks' rows among them. None: `tables` holds all rows.
+    seen: Iterable[SeenRows] | None = None
+    owns: Callable[[str, int, int], bool] = field(default=_owns_all)  # any of rows first_row .. + rows of a table?
 
 
 class Engine(Protocol):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetrain.data.batch import Batch
-from hetrain.engine import EngineState, StepOutput
-from hetrain.engine.owned_tables import owned_tables
+from hetrain.engine import EngineState, Origin, StepOutput
+from hetrain.engine.owned_tables import owned_tables, owns, seen_rows, take_up_rows
+from hetrain.engine.store_memory import peak_rss
 from hetrain.engine.store_settings import StoreSettings, kept_rows, make_owner, store_layout
 from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.plan import Plan
@@ -70,6 +72,8 @@ class ServerEngine:
             servers=settings.servers,
         )
         self._layout = store_layout(settings, capacities, world_size, row_optimizer, plan)
+        self._origin = Origin(seed, row_optimizer.name, tables)
+        self._hashed = settings.index == "hash"  # memory, and checkpoints, hold the rows seen
         self._step = 0
         self._next: Batch | None = None  # whose round was answered already
         self._is_read = False  # whether that of the batch to come was
@@ -154,7 +158,7 @@ class ServerEngine:
                 step=self._step,
                 dense={},
                 dense_optimizer={},
-                tables=owned_tables(self._parts),
+                tables={} if self._hashed else owned_tables(self._parts),
                 replicated=frozenset(),
                 private={
                     "step": self._step,
@@ -163,18 +167,26 @@ class ServerEngine:
                     "groups": saved,
                 },
                 layout=self._layout,
+                origin=self._origin,
+                seen=seen_rows(self._parts) if self._hashed else None,
+                owns=partial(owns, self._parts),
             )
             # Rows loaded in place are lost where closing the view undoes them: `restore` writes them once more.
             self._overwritten = [
-                _owned(part.owner, group["owner"]["rows"]) for part, group in zip(self._parts, saved, strict=True)
+                _owned(part.owner, group["owner"]["rows"])
+                for part, group in zip(self._parts, saved, strict=True)
+                if not self._hashed
             ]
 
     def restore(self, state: EngineState, private: dict[str, Any] | None) -> None:
         """Take up rows loaded in place; without `private`, clocks start at 0."""
-        for part, (rows, value, optimizer_state) in zip(self._parts, self._overwritten, strict=True):
+        for part, (rows, value, optimizer_state) in zip(self._parts, self._overwritten, strict=not self._hashed):
             part.owner.value.index_copy_(0, rows, value)
             part.owner.state.index_copy_(0, rows, optimizer_state)
         self._overwritten = []
+        if self._hashed:
+            owners = None if private is None else [group["owner"] for group in private["groups"]]
+            take_up_rows(self._parts, state, owners)
         self._step = state.step if private is None else int(private["step"])
         self._missed_updates_max = 0 if private is None else int(private["missed_updates_max"])
         self._next, self._is_read = None, private is not None and bool(private["is_read"])
@@ -187,6 +199,10 @@ class ServerEngine:
             "cache": None,
             "observed_staleness_max": max(part.owner.observed_staleness_max for part in self._parts),
             "missed_updates_max": self._missed_updates_max if self._settings.audit_every else None,
+            "memory": {
+                "server_rss_max": peak_rss(),
+                "owner_rows_max": sum(part.owner.memory.nbytes_used for part in self._parts),
+            },
         }
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from torch.optim import Optimizer
 from hetrain.comms.dense import DenseReducer, wrap_dense
 from hetrain.data.batch import Batch
 from hetrain.embedding import CacheSettings, StoreBags, WidthGroup
-from hetrain.engine import EngineState, StepOutput
+from hetrain.engine import EngineState, Origin, StepOutput
 from hetrain.engine.loss import loss_share
-from hetrain.engine.owned_tables import owned_tables
+from hetrain.engine.owned_tables import owned_tables, owns, seen_rows, take_up_rows
+from hetrain.engine.store_memory import StoreMemory, peak_rss
 from hetrain.engine.store_settings import StoreSettings, kept_rows, make_owner, store_layout
 from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.plan import Plan
@@ -75,10 +77,12 @@ class StoreEngine:
         settings: StoreSettings,
         group: dist.ProcessGroup | None = None,
         workers: dist.ProcessGroup | None = None,
+        memory: StoreMemory | None = None,
     ) -> None:
         """Every rank passes the same, but `device`. `group`: of all ranks; None for the default one.
 
         `workers`: where there are servers, the group of all ranks but them; dense gradients are summed over it.
+        `memory`: the prediction, for the summary.
 
         Raises ConfigError when `row_optimizer` cannot hold updates back and a cache is wanted.
         """
@@ -103,6 +107,9 @@ class StoreEngine:
         self._dense_rates = [group["lr"] for group in self._dense_optimizer.param_groups]
         capacities = [part.capacity_rows for part in self._groups]
         self._layout = store_layout(settings, capacities, self._transport.world_size, row_optimizer, plan)
+        self.memory = memory
+        self._origin = Origin(seed, row_optimizer.name, tables)
+        self._hashed = settings.index == "hash"  # memory, and checkpoints, hold the rows seen
         self._step = 0
         self._next: Batch | None = None  # read ahead
         self._is_read = False  # whether the rows of the batch to come were read
@@ -230,22 +237,30 @@ class StoreEngine:
                 step=self._step,
                 dense={name: value.detach() for name, value in _named(self._network)},
                 dense_optimizer=self._dense_optimizer.state_dict(),
-                tables=owned_tables(self._groups),
+                tables={} if self._hashed else owned_tables(self._groups),
                 replicated=frozenset(),
                 private=private,
                 layout=self._layout,
+                origin=self._origin,
+                seen=seen_rows(self._groups) if self._hashed else None,
+                owns=partial(owns, self._groups),
             )
             # Rows loaded in place are lost where closing the view undoes them: `restore` writes them once more.
             self._overwritten = [
-                part.owned(saved["owner"]["rows"]) for part, saved in zip(self._groups, saved_groups, strict=True)
+                part.owned(saved["owner"]["rows"])
+                for part, saved in zip(self._groups, saved_groups, strict=True)
+                if not self._hashed
             ]
 
     def restore(self, state: EngineState, private: dict[str, Any] | None) -> None:
         """Take up tables and dense part loaded in place; without `private`, caches start empty and clocks at 0."""
-        for part, (rows, value, optimizer_state) in zip(self._groups, self._overwritten, strict=True):
+        for part, (rows, value, optimizer_state) in zip(self._groups, self._overwritten, strict=not self._hashed):
             part.owner.value.index_copy_(0, rows, value)
             part.owner.state.index_copy_(0, rows, optimizer_state)
         self._overwritten = []
+        if self._hashed:
+            owners = None if private is None else [group["owner"] for group in private["groups"]]
+            take_up_rows(self._groups, state, owners)
         self._dense_optimizer.load_state_dict(state.dense_optimizer)
         self._step = state.step if private is None else int(private["step"])
         self._next, self._is_read = None, private is not None and bool(private["is_read"])
@@ -262,6 +277,11 @@ class StoreEngine:
             "cache": {"capacity_rows": sum(part.capacity_rows for part in self._groups), **cache},
             "observed_staleness_max": max(observed),
             "missed_updates_max": self._missed_updates_max if self._settings.audit_every else None,
+            "memory": {
+                "predicted": None if self.memory is None else self.memory.as_dict(),
+                "worker_rss_max": peak_rss(),
+                "owner_rows_max": sum(part.owner.memory.nbytes_used for part in self._groups),
+            },
         }
 
 

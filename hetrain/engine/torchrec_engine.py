@@ -11,7 +11,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from hetrain.comms.dense import DenseReducer, wrap_dense
 from hetrain.data.batch import Batch
-from hetrain.engine import EngineState, StepOutput
+from hetrain.engine import EngineState, Origin, StepOutput
 from hetrain.engine.counted import counting
 from hetrain.engine.local_bags import LocalBags
 from hetrain.engine.loss import loss_share
@@ -59,6 +59,7 @@ class TorchRecEngine:
         """
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         self._plan = plan_of(plan, tables, world_size)
+        self._origin = Origin(seed, row_optimizer.name, tables)
         self._plan.check(tables)
         self._bags: LocalBags | ShardedBags
         if world_size == 1:
@@ -138,6 +139,7 @@ class TorchRecEngine:
             replicated=self._bags.replicated,
             private={},
             layout={"mode": "bsp", "plan": self._plan.to_json()},
+            origin=self._origin,
         )
 
     def restore(self, state: EngineState, private: dict[str, Any] | None) -> None:

@@ -37,6 +37,8 @@ STATE_CLASSES = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "rowwis
 FUSED, DENSE = EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value
 BYTES_PER_MS = 1e6  # of 1 GB/s
 MORE = "launch.nproc"  # the key that gives more ranks to hold rows
+HASH = ", set store.index=hash to hold only the rows seen"
+BOUNDLESS = 1 << 60  # bytes
 
 
 class BagSharder(EmbeddingBagCollectionSharder):
@@ -117,11 +119,15 @@ def store_plan(
     batch_size: int,
     device: torch.device,
     servers: int = 0,
+    *,
+    index: str = "array",
 ) -> Plan:
     """Which owner holds which rows for the store: whole tables and row ranges, no replicas.
 
     With `servers`, the last of the `world_size` ranks, they alone hold rows, in the memory of their hosts.
     `data_parallel` in `planner.sharding_types` is passed over: cached rows are the store's replicas.
+    With `index` hash an owner holds the rows seen, and nobody knows how many they will be: tables are dealt out by
+    their rows as ever, but never refused, and those too large for a rank are cut by rows where that is allowed.
     """
     _check_types(cfg, BSP_TYPES, "consistency=het", "sgd")
     types = [t for t in cfg.sharding_types if t in STORE_TYPES]
@@ -134,7 +140,11 @@ def store_plan(
     types = types if owners > 1 else ["table_wise"]
     devices = device_set(owners, torch.device("cpu") if servers else device, cfg.memory_gib)
     more = "cluster.servers" if servers else MORE
-    found = plan_of(_search(tables, "rowwise_adagrad", types, devices, batch_size, more), tables, owners)
+    if index == "hash":
+        search = _search(tables, "rowwise_adagrad", types, _boundless(devices), batch_size, more, whole=devices.memory)
+    else:
+        search = _search(tables, "rowwise_adagrad", types, devices, batch_size, more, remedy=HASH)
+    found = plan_of(search, tables, owners)
     first = world_size - owners
     pieces = tuple(replace(piece, rank=first + piece.rank) for piece in found.pieces)
     plan = Plan("store", world_size, pieces, frozenset(), found.sharding)
@@ -192,9 +202,15 @@ def _search(
     devices: DeviceSet,
     batch_size: int,
     more: str = MORE,
+    *,
+    remedy: str = "",
+    whole: int = BOUNDLESS,
 ) -> ShardingPlan:
-    """`more`: the key that gives more ranks, for the error of tables that do not fit."""
-    constraints = {t.name: ParameterConstraints(sharding_types=_types_of(t, types, devices)) for t in tables}
+    """`more`: the key that gives more ranks, for the error of tables that do not fit; `remedy`: another one.
+
+    Tables of more than `whole` bytes are cut by rows, where that is allowed.
+    """
+    constraints = {t.name: ParameterConstraints(sharding_types=_cut(t, types, devices, whole)) for t in tables}
     planner = EmbeddingShardingPlanner(
         topology=_topology(devices),
         batch_size=batch_size,
@@ -209,7 +225,17 @@ def _search(
     try:
         return planner.plan(bags, [BagSharder()])
     except PlannerError as error:
-        raise _no_plan(tables, row_optimizer, types, devices, batch_size, more) from error
+        raise _no_plan(tables, row_optimizer, types, devices, batch_size, more, remedy) from error
+
+
+def _boundless(devices: DeviceSet) -> DeviceSet:
+    return replace(devices, memory=BOUNDLESS)
+
+
+def _cut(table: Table, types: Sequence[str], devices: DeviceSet, whole: int) -> list[str]:
+    fitting = _types_of(table, types, devices)
+    large = table.rows * (table.dim + 1) * 4 > whole
+    return ["row_wise"] if large and "row_wise" in fitting else fitting
 
 
 def _types_of(table: Table, types: Sequence[str], devices: DeviceSet) -> list[str]:
@@ -250,6 +276,7 @@ def _no_plan(
     devices: DeviceSet,
     batch_size: int,
     more: str,
+    remedy: str,
 ) -> ConfigError:
     """The error for tables that do not fit: names the one that needs most of a single rank, or the batch size."""
 
@@ -278,6 +305,6 @@ def _no_plan(
         )
     allow = "" if "row_wise" in types else f", allow row_wise in planner.sharding_types (now {list(types)})"
     return ConfigError(
-        f"no plan fits: {need}. Raise {more} or planner.memory_gib{allow}, "
+        f"no plan fits: {need}. Raise {more} or planner.memory_gib{allow}{remedy}, "
         "make model.embedding_dim smaller or data.min_count larger"
     )

@@ -16,6 +16,7 @@ from hetrain.optim import RowOptimizer
 from hetrain.store.difference import decode, encode
 from hetrain.store.index import Ints
 from hetrain.store.messages import Request
+from hetrain.store.zeros import lazy_zeros
 
 NONE = -1
 
@@ -58,8 +59,8 @@ class Copies:
         self.noticed = np.full(slots, NONE, np.int64)  # c_g that the owner warned of; NONE: the copy is not doubted
         self.reading = np.zeros(slots, bool)  # of a batch admitted and not yet committed
         self.applied = np.zeros(slots if audit else 0, np.int64)  # updates in the row at its last fetch
-        self._base_value = torch.zeros_like(value if held_back else value[:0])
-        self._base_state = torch.zeros_like(state if held_back else state[:0])
+        self._base_value = _zeros_like(value if held_back else value[:0])
+        self._base_state = _zeros_like(state if held_back else state[:0])
 
     def _at(self, slots: Ints) -> Tensor:
         """`slots` as an index into value and state."""
@@ -168,8 +169,10 @@ class Copies:
             filler = np.full(more, NONE if array.dtype == np.int64 else False, array.dtype)
             setattr(self, name, np.concatenate([array, filler]))
         if self.held_back:
-            self._base_value = torch.cat([self._base_value, torch.zeros_like(value[:more])])
-            self._base_state = torch.cat([self._base_state, torch.zeros_like(state[:more])])
+            for name, like in ("_base_value", value), ("_base_state", state):
+                old, grown = getattr(self, name), _zeros_like(like)
+                grown[: len(old)] = old
+                setattr(self, name, grown)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything per slot that lies where the kernel computes."""
@@ -198,3 +201,8 @@ class Copies:
             tensor.index_copy_(0, at, state[name].to(tensor.device))
         for name, array in self.arrays().items():
             array[slots] = state[name].numpy()
+
+
+def _zeros_like(tensor: Tensor) -> Tensor:
+    """Memory that is taken slot by slot, when one is first used."""
+    return lazy_zeros(tuple(tensor.shape), tensor.dtype, tensor.device)

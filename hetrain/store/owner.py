@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetrain.consistency import UNBOUNDED, ClockRule, breaks_others_bound, staleness_bound
+from hetrain.consistency import ClockRule, breaks_others_bound, staleness_bound
 from hetrain.errors import ConfigError
 from hetrain.optim import RowOptimizer
 from hetrain.store.difference import decode
 from hetrain.store.directory import NONE, Directory, directory_columns
 from hetrain.store.initial import InitialRows
 from hetrain.store.messages import Reply, Request, none
-from hetrain.store.row_memory import Column, make_row_memory
+from hetrain.store.owner_columns import directing_copies, owner_columns, sends_notices
+from hetrain.store.row_memory import make_row_memory
 from hetrain.store.space import Placement, RowSpace
 from hetrain.store.undo import UndoLog
 
@@ -58,19 +59,27 @@ class Owner:
         self.bound = staleness_bound(staleness)
         self.learning_rate = optimizer.lr  # of the gradients pushed; the engine sets it every step
         self.observed_staleness_max = 0  # max of c_g - c_c over the checks found valid
-        noticing = directory and self.bound > 0  # at 0 a copy breaks its own bound once it was updated, unnoticed
-        directing = held_back and self.bound < UNBOUNDED
+        noticing = sends_notices(directory, self.bound)
+        directing = directing_copies(held_back, self.bound)
         self._initial = InitialRows(space, seed)
         self.memory = make_row_memory(
             index,
             placement,
             rank,
-            _columns(space.dim, optimizer, audit) | (directory_columns(workers, notices=noticing) if directing else {}),
+            owner_columns(
+                space.dim,
+                optimizer,
+                held_back=held_back,
+                staleness=staleness,
+                audit=audit,
+                directory=directory,
+                workers=workers,
+            ),
             self._initial,
             device,
         )
         self._directory = Directory(self.memory, workers, self.bound, notices=noticing) if directing else None
-        self._device = device
+        self._device, self._hashed = device, index == "hash"
         self._undo: UndoLog | None = None
         self._before = (none(device), none(device))  # rows pushed in the newest round, their c_g before; when auditing
 
@@ -289,6 +298,33 @@ class Owner:
 
     # -- checkpoints ------------------------------------------------------------------------------
 
+    def seen(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Global rows [n] that a push ever reached, their values [n, D] and states [n, S]; some at a time."""
+        for first in range(0, self.memory.used, CHUNK):
+            at = torch.nonzero(self.memory["touched"][first : first + CHUNK]).flatten().add_(first)
+            if len(at):
+                yield self.memory.rows_at(at), self.value.index_select(0, at), self.state.index_select(0, at)
+
+    def start_over(self, placed: Tensor | None) -> None:
+        """Forget every row. `placed`: rows [n], global, that get the first positions in this order."""
+        self.memory.reset()
+        self._before = none(self._device), none(self._device)
+        if placed is not None:
+            self.memory.place(placed.to(self._device))
+
+    def take_up(self, rows: Tensor, value: Tensor, state: Tensor) -> None:
+        """Write those of global `rows` [n] that lie here and are not what they start as: [n, D] and [n, S].
+
+        Before `load_state_dict`. Raises TrainingError when memory runs out.
+        """
+        fresh = torch.empty_like(value)
+        self._initial.fill(fresh, rows)
+        changed = (fresh != value).any(1) | (state != 0).any(1)
+        chosen = torch.nonzero(changed & (self.placement.owner_of(rows) == self.rank)).flatten()
+        at = self.memory.place(rows[chosen].to(self._device))
+        self.value.index_copy_(0, at, value[chosen].to(self._device))
+        self.state.index_copy_(0, at, state[chosen].to(self._device))
+
     def _bookkeeping(self) -> dict[str, Tensor]:
         """Everything per row but the row itself."""
         names = ["clock", "touched", *(["applied"] if self.audit else [])]
@@ -311,6 +347,7 @@ class Owner:
             "value": log.before["value"].clone(),
             "state": log.before["state"].clone(),
             "observed_staleness_max": self.observed_staleness_max,
+            "placed": self.memory.rows() if self._hashed else none(),  # in the order of their positions
         }
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
@@ -335,15 +372,3 @@ class Owner:
             fresh = torch.empty_like(self.value[at])
             self._initial.fill(fresh, rows[at])
             touched[at] = (fresh != self.value[at]).any(1) | (self.state[at] != 0).any(1)
-
-
-def _columns(dim: int, optimizer: RowOptimizer, audit: bool) -> dict[str, Column]:
-    """What an owner keeps per row, but for its directory."""
-    columns = {
-        "value": Column((dim,), torch.float32),
-        "state": Column((optimizer.state_width(dim),), torch.float32),
-        "clock": Column((), torch.int64),  # c_g
-        "touched": Column((), torch.bool),  # whether a push ever came
-        "mark": Column((), torch.int32),  # scratch
-    }
-    return columns | {"applied": Column((), torch.int64)} if audit else columns  # updates taken

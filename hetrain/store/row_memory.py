@@ -18,12 +18,12 @@ from hetrain.errors import ConfigError, TrainingError
 from hetrain.store.index import ABSENT, HashIndex, Ints
 from hetrain.store.initial import InitialRows
 from hetrain.store.space import Placement
+from hetrain.store.zeros import LINE, lazy_zeros
 
 GIB = 1 << 30
 FILL_ROWS = 1 << 18  # rows made at a time: their ids stay in the CPU's cache
 GRANT_BYTES = 1 << 26  # memory taken between two looks at how much the host has left
 INDEX_BYTES = 48  # at most, per row seen
-LINE = 64  # bytes; a row of 16 values should not lie on two cache lines
 
 
 class Column(NamedTuple):
@@ -314,7 +314,7 @@ def _full(column: Column, rows: int, device: torch.device) -> Tensor:
     """[rows, ...]; zeros come from the system untouched."""
     shape = (rows, *column.shape)
     if column.fill == 0:
-        return torch.zeros(shape, dtype=column.dtype, device=device)
+        return lazy_zeros(shape, column.dtype, device)
     return torch.full(shape, column.fill, dtype=column.dtype, device=device)
 
 

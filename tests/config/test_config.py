@@ -117,8 +117,6 @@ MESSAGES = {
     "consistency.staleness=nan": "consistency.staleness=nan: expected a whole number",
     "consistency.staleness=1.5": "consistency.staleness=1.5: expected a whole number",
     "consistency.clock=mean": "consistency.clock=mean: expected one of max, sum.",
-    "consistency.validation=directory": "consistency.validation=directory: expected one of clock. directory is not",
-    "consistency.cache.policy=fifo": "consistency.cache.policy=fifo: expected one of lru, lfu.",
     "consistency.cache.capacity=-0.1": "consistency.cache.capacity=-0.1: expected a share of all rows (0 to 1)",
     "consistency.cache.capacity=1.5": "consistency.cache.capacity=1.5: expected a share of all rows (0 to 1)",
     "comms.name=fp16": "comms.name=fp16: expected one of none. fp16 is not there yet.",
@@ -230,7 +228,10 @@ def test_a_capacity_is_a_number_or_memory(value: str) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("consistency.cache.capacity=9 lives", "consistency.cache.capacity=9 lives: expected a share of all rows (0 to"),
+        (
+            "consistency.cache.capacity=9 lives",
+            "consistency.cache.capacity=9 lives: expected a share of all rows (0 to",
+        ),
         ("consistency.cache.capacity=1.5", "consistency.cache.capacity=1.5: expected a share of all rows (0 to 1), a"),
         ("consistency.cache.capacity=true", "consistency.cache.capacity=true: consistency.cache.capacity must be a"),
         ("consistency.cache.policy=fifo", "consistency.cache.policy=fifo: expected one of lru, lfu, light_lfu."),

@@ -109,3 +109,13 @@ def test_memory_of_the_host_is_shared_by_its_ranks(monkeypatch):
     assert (two.ranks_per_host, four.ranks_per_host) == (2, 4)
     assert two.memory == pytest.approx(2 * four.memory, rel=1e-6)
     assert device_set(4, CPU, 1.5).memory == int(1.5 * GIB)
+
+
+def test_hashed_tables_are_planned_whatever_their_size():
+    huge = [Table("a", 10**10, 16, ("a",), 0.01), Table("b", 1000, 16, ("b",), 0.01)]
+    plan = store_plan(huge, PlannerConfig("torchrec", ALL, 0.1), 4, 512, CPU, 2, index="hash")
+    assert [(p.rank, p.rows) for p in plan.pieces if p.table == "a"] == [(2, 5 * 10**9), (3, 5 * 10**9)]
+    whole = store_plan(huge, PlannerConfig("torchrec", ["table_wise"], 0.1), 4, 512, CPU, index="hash")
+    assert [p.rows for p in whole.pieces] == [10**10, 1000]
+    with pytest.raises(ConfigError, match=r"set store\.index=hash to hold only the rows seen"):
+        store_plan(huge, PlannerConfig("torchrec", ALL, 0.1), 4, 512, CPU)
