@@ -24,7 +24,9 @@ class Routed:
     def merge(self, replies: Sequence[Reply]) -> Reply:
         """The reply to the whole request: rows in the order asked, invalid positions ascending; integers on the CPU."""
         parts = {f.name: [getattr(reply, f.name) for reply in replies] for f in fields(Reply)}
-        whole = {name: torch.cat([t if t.is_floating_point() else t.cpu() for t in part]) for name, part in parts.items()}
+        whole = {
+            name: torch.cat([t if t.is_floating_point() else t.cpu() for t in part]) for name, part in parts.items()
+        }
         fetched, stored = torch.cat(self.fetch_order), whole["stored"]
         invalid = torch.cat([order[r.invalid.cpu()] for order, r in zip(self.check_order, replies, strict=True)])
         whole["stored"], whole["invalid"] = torch.empty_like(stored).index_copy_(0, fetched, stored), invalid

@@ -1,9 +1,9 @@
 """Whole numbers in few bits: a stream of 64-bit words, written and read from its lowest bit on.
 
 Row numbers of one message ascend, so that what separates neighbours is small where rows are dense; clocks are small
-for rows seldom updated. Both spread over many orders of magnitude, so each block of BLOCK numbers is written in the code
-of order k that suits it best: the count of bits beyond k in unary, then those bits but the highest, which is 1, and
-the lowest k. Any int64 comes back as it was, in any order.
+for rows seldom updated. Both spread over many orders of magnitude, so each block of BLOCK numbers is written in
+the code of order k that suits it best: the count of bits beyond k in unary, then those bits but the highest, which is
+1, and the lowest k. Any int64 comes back as it was, in any order.
 """
 
 import numpy as np
@@ -14,9 +14,12 @@ from hetrain.store.index import Ints
 
 BLOCK = 16  # numbers that share a code; fewer cost more for codes than they save, also where density varies
 WORST_BITS = 67  # of a number: in the code of order 62, with its share of what tells the code
-FIELD_WORDS = 8  # at most, of a field beyond that: 4 numbers of 7 + 64 bits and their marks, a code, what aligning skips
+FIELD_WORDS = (
+    8  # at most, of a field beyond that: 4 numbers of 7 + 64 bits and their marks, a code, what aligning skips
+)
 
 Words = NDArray[np.uint64]
+Whole = int | np.int64
 ZEROS = 63  # the code of a block that has nothing else; other codes are orders
 _ONE = np.uint64(1)
 
@@ -113,8 +116,8 @@ class Reader:
         return flags
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
-def _put(words: Words, at: int, value: np.uint64, count: int) -> None:
+@njit(cache=True, nogil=True, inline="always")
+def _put(words: Words, at: Whole, value: np.uint64, count: Whole) -> None:
     """`count` (0 to 64) bits of `value`, which has no others, at bit `at`."""
     if count:
         word, shift = at >> 6, at & 63
@@ -123,19 +126,20 @@ def _put(words: Words, at: int, value: np.uint64, count: int) -> None:
             words[word + 1] |= value >> np.uint64(64 - shift)
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
-def _get(words: Words, at: int, count: int) -> np.uint64:
+@njit(cache=True, nogil=True, inline="always")
+def _get(words: Words, at: Whole, count: Whole) -> np.uint64:
     if count == 0:
         return np.uint64(0)
     word, shift = at >> 6, at & 63
     value = words[word] >> np.uint64(shift)
     if shift + count > 64:
         value |= words[word + 1] << np.uint64(64 - shift)
-    return value & (~np.uint64(0) >> np.uint64(64 - count))
+    found: np.uint64 = value & (~np.uint64(0) >> np.uint64(64 - count))
+    return found
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
-def _length(value: np.uint64) -> int:
+@njit(cache=True, nogil=True, inline="always")
+def _length(value: np.uint64) -> Whole:
     """Bits of `value`; 0 has none."""
     length = 0
     for step in (32, 16, 8, 4, 2, 1):
@@ -145,8 +149,8 @@ def _length(value: np.uint64) -> int:
     return length + np.int64(value)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _put_number(words: Words, at: int, value: np.uint64) -> int:
+@njit(cache=True, nogil=True)
+def _put_number(words: Words, at: Whole, value: np.uint64) -> Whole:
     """Its length in 7 bits, then itself; where the next bit goes."""
     length = _length(value)
     _put(words, at, np.uint64(length), 7)
@@ -154,27 +158,27 @@ def _put_number(words: Words, at: int, value: np.uint64) -> int:
     return at + 7 + length
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _get_number(words: Words, at: int) -> tuple[np.uint64, int]:
+@njit(cache=True, nogil=True)
+def _get_number(words: Words, at: Whole) -> tuple[np.uint64, Whole]:
     length = np.int64(_get(words, at, 7))
     return _get(words, at + 7, length), at + 7 + length
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _put_signed(words: Words, at: int, value: np.int64) -> int:
+@njit(cache=True, nogil=True)
+def _put_signed(words: Words, at: Whole, value: np.int64) -> Whole:
     """Small where `value` is near 0, on either side."""
     return _put_number(words, at, np.uint64((value << 1) ^ (value >> 63)))
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _get_signed(words: Words, at: int) -> tuple[np.int64, int]:
+@njit(cache=True, nogil=True)
+def _get_signed(words: Words, at: Whole) -> tuple[np.int64, Whole]:
     value, at = _get_number(words, at)
     half = np.int64(value >> _ONE)
     return (~half if value & _ONE else half), at
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _put_integers(words: Words, at: int, values: Ints) -> int:
+@njit(cache=True, nogil=True)
+def _put_integers(words: Words, at: Whole, values: Ints) -> Whole:
     """One bit whether they ascend, the first then, the least of the numbers (or steps), and how far each exceeds it."""
     count = len(values)
     if count == 0:
@@ -199,8 +203,8 @@ def _put_integers(words: Words, at: int, values: Ints) -> int:
     return _put_blocks(words, at, excess[:-1])
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _get_integers(words: Words, at: int, out: Ints) -> int:
+@njit(cache=True, nogil=True)
+def _get_integers(words: Words, at: Whole, out: Ints) -> Whole:
     count = len(out)
     if count == 0:
         return at
@@ -223,10 +227,11 @@ def _get_integers(words: Words, at: int, out: Ints) -> int:
     return at
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _put_blocks(words: Words, at: int, numbers: Words) -> int:
-    """Per block its code: one bit where it is that of the block before, else 7; then the numbers, none for code ZEROS."""
-    lengths, amounts, code = np.empty(BLOCK, np.int64), np.zeros(65, np.int64), ZEROS
+@njit(cache=True, nogil=True)
+def _put_blocks(words: Words, at: Whole, numbers: Words) -> Whole:
+    """Per block its code: one bit where it is as before, else 7; then the numbers, none for code ZEROS."""
+    lengths, amounts = np.empty(BLOCK, np.int64), np.zeros(65, np.int64)
+    code: Whole = ZEROS
     for first in range(0, len(numbers), BLOCK):
         block, before = numbers[first : first + BLOCK], code
         for i in range(len(block)):
@@ -250,8 +255,8 @@ def _put_blocks(words: Words, at: int, numbers: Words) -> int:
     return at
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _best_order(amounts: Ints, before: int) -> int:
+@njit(cache=True, nogil=True)
+def _best_order(amounts: Ints, before: Whole) -> Whole:
     """The order, 0 to 62, that needs the fewest bits; `amounts` [65] of numbers by length."""
     best, fewest = 0, np.int64(1) << 62
     shortest, longest = 64, 0
@@ -268,9 +273,9 @@ def _best_order(amounts: Ints, before: int) -> int:
     return best
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _get_blocks(words: Words, at: int, out: Ints) -> int:
-    code = ZEROS
+@njit(cache=True, nogil=True)
+def _get_blocks(words: Words, at: Whole, out: Ints) -> Whole:
+    code: Whole = ZEROS
     for first in range(0, len(out), BLOCK):
         end = min(first + BLOCK, len(out))
         same = _get(words, at, 1)

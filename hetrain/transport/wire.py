@@ -1,6 +1,6 @@
 """Messages as bytes: one contiguous buffer per pair of ranks and leg.
 
-A buffer is its two lengths, the head and the floats. The head (transport/compact.py) tells the rows of every field, then
+A buffer is its two lengths, the head and the floats. The head (transport/compact.py) tells the rows of every field and
 holds the integers and flags of all width groups; it is written and read on the CPU. The floats lie behind it as they
 are, one field behind the other, so that the receiver can view them in place.
 """
