@@ -35,12 +35,12 @@ class Writer:
     def __init__(self, words: int) -> None:
         """`words`: how many there are."""
         self._words = np.zeros(words, np.uint64)
-        self._at = 0  # bits written
+        self._at: Whole = 0  # bits written
 
     @property
     def nbytes(self) -> int:
         """Bytes begun."""
-        return -(-self._at // 8)
+        return int(-(-self._at // 8))
 
     def align(self, nbytes: int) -> None:
         """Go on at the next multiple of `nbytes`."""
@@ -81,7 +81,7 @@ class Reader:
         """`data`: the Writer's bytes."""
         self._words = np.zeros(-(-len(data) // 8), np.uint64)
         self._words.view(np.uint8)[: len(data)] = data
-        self._at = 0
+        self._at: Whole = 0
 
     def align(self, nbytes: int) -> None:
         """See Writer."""
@@ -269,7 +269,7 @@ def _best_order(amounts: Ints, before: Whole) -> Whole:
             beyond = max(length - order, 0)
             bits += amounts[length] * (1 + order + beyond + max(beyond - 1, 0))
         if bits < fewest:
-            best, fewest = order, bits
+            best, fewest = order, np.int64(bits)
     return best
 
 
