@@ -249,7 +249,7 @@ class Owner:
         checked: Sequence[Tensor],
         invalid: Sequence[Tensor],
     ) -> list[tuple[Tensor, Tensor]]:
-        """Write down the new holders; then, per worker, global rows and clocks of its notices."""
+        """Write down the new holders; then, per worker, global rows, ascending, and clocks of its notices."""
         directory, nothing = self._directory, none(self._device)
         if directory is None or self._undo is not None:
             return [(nothing, nothing)] * len(requests)
@@ -258,7 +258,11 @@ class Owner:
             for rows in (fetch, check[bad]):
                 directory.fetched(worker, rows, self.clock.index_select(0, rows))
         clock = self.clock.index_select(0, pushed)
-        return [(self.memory.rows_at(pushed[at]), clock[at]) for at in directory.notices(pushed, clock)]
+        notices = []
+        for at in directory.notices(pushed, clock):
+            rows, order = torch.sort(self.memory.rows_at(pushed[at]))
+            notices.append((rows, clock[at][order]))
+        return notices
 
     def holders(self, rows: Tensor) -> Tensor:
         """Lower bounds of the clocks of all workers' copies of global `rows`: [n, W] int32, -1 for none."""

@@ -18,31 +18,28 @@ class Routed:
     """One request cut into one part per owner; `merge` undoes the cut on their replies."""
 
     requests: list[Request]  # by owner rank
-    fetch_order: list[Tensor] | None  # per owner, positions of its fetches in the whole request; None: one owner
-    check_order: list[Tensor] | None
+    fetch_order: list[Tensor]  # per owner, positions of its fetches in the whole request
+    check_order: list[Tensor]
 
     def merge(self, replies: Sequence[Reply]) -> Reply:
-        """The reply to the whole request: rows in the order asked, invalid positions ascending."""
-        if self.fetch_order is None or self.check_order is None:
-            return replies[0]
-        fetched, stored = torch.cat(self.fetch_order), torch.cat([r.stored.cpu() for r in replies])
+        """The reply to the whole request: rows in the order asked, invalid positions ascending; integers on the CPU."""
+        parts = {f.name: [getattr(reply, f.name) for reply in replies] for f in fields(Reply)}
+        whole = {
+            name: torch.cat([t if t.is_floating_point() else t.cpu() for t in part]) for name, part in parts.items()
+        }
+        fetched, stored = torch.cat(self.fetch_order), whole["stored"]
         invalid = torch.cat([order[r.invalid.cpu()] for order, r in zip(self.check_order, replies, strict=True)])
-        parts = {f.name: torch.cat([getattr(r, f.name) for r in replies]) for f in fields(Reply)}
-        parts["stored"] = stored[torch.argsort(fetched)]
-        parts["invalid"] = invalid
-        by_fetch, by_check = torch.argsort(fetched[stored]), torch.argsort(invalid)
-        for names, order in ((FETCHED, by_fetch), (INVALID, by_check)):
+        whole["stored"], whole["invalid"] = torch.empty_like(stored).index_copy_(0, fetched, stored), invalid
+        for names, positions in ((FETCHED, fetched[stored]), (INVALID, invalid)):
+            order = torch.argsort(positions)
             for name in names:
-                if len(parts[name]):  # clocks and counts may not travel
-                    parts[name] = parts[name].index_select(0, order.to(parts[name].device))
-        return Reply(**parts)
+                if len(whole[name]):  # clocks and counts may not travel
+                    whole[name] = whole[name].index_select(0, order.to(whole[name].device))
+        return Reply(**whole)
 
 
 def split(request: Request, placement: Placement) -> Routed:
-    """Cut `request` by owner, keeping the order of rows within each part."""
-    world_size = placement.world_size
-    if world_size == 1:
-        return Routed([request], None, None)
+    """Cut `request` by owner. Rows ascend within each part: so their numbers travel in few bytes."""
     push, fetch, check = (
         _by_owner(placement, rows) for rows in (request.push_rows, request.fetch_rows, request.check_rows)
     )
@@ -58,7 +55,7 @@ def split(request: Request, placement: Placement) -> Routed:
             request.check_rows[check[owner]],
             request.check_clock[check[owner]],
         )
-        for owner in range(world_size)
+        for owner in range(placement.world_size)
     ]
     return Routed(requests, fetch, check)
 
@@ -69,6 +66,9 @@ def _part(counters: Tensor, at: Tensor) -> Tensor:
 
 
 def _by_owner(placement: Placement, rows: Tensor) -> list[Tensor]:
-    """Positions of `rows` [n] per owner, ascending within each."""
-    owner = placement.owner_of(rows)
-    return [torch.nonzero(owner == rank).flatten() for rank in range(placement.world_size)]
+    """Positions of `rows` [n] per owner, in the order of ascending rows."""
+    order = torch.argsort(rows)
+    if placement.world_size == 1:
+        return [order]
+    owner = placement.owner_of(rows[order])
+    return [order[owner == rank] for rank in range(placement.world_size)]

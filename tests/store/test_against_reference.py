@@ -91,7 +91,7 @@ def compare_messages(store, sent, messages):
     for to_owners, message in zip(sent, messages, strict=True):
         for rank, request in enumerate(to_owners):
             compare_request(
-                store.setup, request, message, lambda rows, rank=rank: [r for r in rows if owner_of[r] == rank]
+                store.setup, request, message, lambda rows, rank=rank: [r for r in sorted(rows) if owner_of[r] == rank]
             )
 
 

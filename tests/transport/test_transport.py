@@ -13,6 +13,7 @@ from hetrain.store.audit import AuditReport
 from hetrain.store.messages import Reply, Request
 from hetrain.telemetry import Traffic
 from hetrain.transport.collective import CollectiveTransport
+from hetrain.transport.compact import Writer, words_for
 from hetrain.transport.leg import FIRST_ROOM, ShortLeg, SizedLeg
 from hetrain.transport.wire import Codec, Layout
 from tests.ranks import run_ranks
@@ -45,11 +46,14 @@ def test_pack_and_unpack(n: int, first: int) -> None:
             torch.equal(g, w) and g.shape == w.shape and g.dtype == w.dtype for g, (_, w) in zip(got, want, strict=True)
         )
     assert traffic.bytes["rows_push"] == (2 * n + 1) * 16
-    assert traffic.bytes["clocks"] == (2 * n + 1) * 4
-    wide = 8 if n and first + n > 1 << 31 else 4
-    header = 8 * (1 + 2 * 6)
-    padding = sum(-k * size % 8 for k, size in [(n, wide), (n, 4), (n + 1, 4), (n + 1, 4)])
-    assert traffic.bytes["ids"] == n * wide + (n + 1) * 4 + header + padding
+    alone = Traffic()
+    for ids, clocks in [(f[0][1], f[2][1]) for f in sent]:
+        for channel, values in (("ids", ids), ("clocks", clocks)):
+            writer = Writer(words_for([len(values)]))
+            writer.integers(values.numpy())
+            alone.add(channel, writer.nbytes)
+    assert traffic.bytes["clocks"] == alone.bytes["clocks"]
+    assert 0 < traffic.bytes["ids"] - alone.bytes["ids"] < 8 + 2 * 4 * 9 + 4
 
 
 class _Echo:
