@@ -1,9 +1,10 @@
 """The coherence directory: which workers hold copies of a row, and how far behind a copy may be at most.
 
 With clock validation every hit sends its clock to the owner. Here the owner keeps, per row and worker, a lower bound
-L of the clock `c_c` that the copy will have at its next read: one more than at the read it was fetched or checked for,
-whose batch updates it. Hits only raise `c_c`, silently. While `c_g <= L + s` no copy can break the others' bound. When a push raises `c_g` beyond that, the owner sends one notice
-and forgets the holder; the worker then decides with its own clock at the copy's next read (Cache.begin).
+L of the clock `c_c` that the copy will have at its next read: one more than at the read it was fetched or checked
+for, whose batch updates it. Hits only raise `c_c`, silently. While `c_g <= L + s` no copy can break the others'
+bound. When a push raises `c_g` beyond that, the owner sends one notice and forgets the holder; the worker then decides
+with its own clock at the copy's next read (Cache.begin).
 
 In either validation the owner also knows whose copies nobody else has changed since: pushed and fetched again, such
 a row need not be sent back.

@@ -266,7 +266,7 @@ def test_notice_for_a_row_that_just_left():
         world=3, tables=(3,), capacity=1, batch_rows=1, staleness=1, clock="sum", directory=True, prefetch=True
     )  # fmt: skip
     both = Both(setup)
-    both.run([([0], [0], [0]), ([1], [0], [0]), ([2], [0], [0]), ([2], [], [])])
+    both.run([([0], [0], [0]), ([], [0], [0]), ([1], [0], [0]), ([2], [0], [0]), ([2], [], [])])
     both.end()
     assert both.reference.workers[0].seen["ignored"] == 1
 
