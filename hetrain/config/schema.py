@@ -98,7 +98,7 @@ class CacheConfig:
 
     # share of all rows (<= 1), rows (> 1) or memory of a worker (512MiB); 0: no row is kept between steps
     capacity: int | float | str = 0.1
-    policy: str = "lru"  # lru | lfu | light_lfu (lfu without its lists: less work, and ties anyhow)
+    policy: str = "lru"  # lru | lfu | light_lfu (rows used in 64 steps stay for good)
 
 
 @dataclass
