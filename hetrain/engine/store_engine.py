@@ -111,6 +111,7 @@ class StoreEngine:
         self._origin = Origin(seed, row_optimizer.name, tables)
         self._hashed = settings.index == "hash"  # memory, and checkpoints, hold the rows seen
         self._step = 0
+        self._reads_ahead = settings.overlapped and self._transport.concurrent
         self._next: Batch | None = None  # read ahead
         self._is_read = False  # whether the rows of the batch to come were read
         self._missed_updates_max = 0
@@ -128,7 +129,7 @@ class StoreEngine:
         self._set_rates()
         self._read(batch)
         self._audit()
-        self._next = self._fetch(batches) if self._settings.overlapped else None
+        self._next = self._fetch(batches) if self._reads_ahead else None
         if self._next is not None:
             self._bags.read_ahead(self._next.sparse)
         logits = self._model(batch.dense, batch.sparse)

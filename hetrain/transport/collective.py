@@ -66,6 +66,15 @@ class CollectiveTransport:
             self._legs = tuple(SizedLeg(device or torch.device("cpu"), timeout_s, group) for _ in range(2))
 
     @property
+    def concurrent(self) -> bool:
+        """Whether a round may run on one thread while another thread reduces gradients.
+
+        gloo tells them apart by their tags. Two threads on one NCCL communicator could issue their operations in
+        another order on another rank, and wait for each other for ever.
+        """
+        return all(isinstance(leg, ShortLeg) for leg in self._legs)
+
+    @property
     def waited_s(self) -> float:
         """Seconds this rank waited for others since the start."""
         return sum(leg.waited_s for leg in self._legs)
