@@ -67,12 +67,12 @@ class CollectiveTransport:
 
     @property
     def concurrent(self) -> bool:
-        """Whether a round may run on one thread while another thread reduces gradients.
+        """Whether there are rounds worth overlapping that may run on one thread while another reduces gradients.
 
         gloo tells them apart by their tags. Two threads on one NCCL communicator could issue their operations in
         another order on another rank, and wait for each other for ever.
         """
-        return all(isinstance(leg, ShortLeg) for leg in self._legs)
+        return bool(self._legs) and all(isinstance(leg, ShortLeg) for leg in self._legs)
 
     @property
     def waited_s(self) -> float:
