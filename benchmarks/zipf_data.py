@@ -3,6 +3,7 @@
     python benchmarks/zipf_data.py --out data/zipf --preset kaggle --rows 800000 --exponent 1.2
     python benchmarks/zipf_data.py --out data/huge --cardinalities 10000000000,1000000,1000 --rows 100000
     hetrain train data=criteo data.path=data/zipf consistency=het
+    hetrain train +experiment=criteo_het_huge data=criteo data.path=data/huge
 
 The id of rank r (0 the hottest) has probability (r + 1)^-exponent. Ranks are spread over the table by a fixed
 permutation, so that hot rows are no neighbours. Labels (base rate 0.25) hang weakly on the 13 dense columns, ids carry

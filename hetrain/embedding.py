@@ -276,8 +276,17 @@ class StoreBags(nn.Module):
         self._admit(*self._ahead, replies)
 
     def reread(self, sparse: KeyedJaggedTensor) -> None:
-        """Take the place of `read` after a resume, where `sparse` had been read ahead before the state was saved."""
+        """Take the place of `read` after a resume, where a batch had been read ahead before the state was saved.
+
+        Another batch than that, on any rank, is read as ever. Collective.
+        """
         lookups = [group.lookups(sparse) for group in self.groups]
+        same = all(group.cache.was_read(rows) for group, (rows, _) in zip(self.groups, lookups, strict=True))
+        if not self._transport.agree(same):
+            for group in self.groups:
+                group.cache.forget_read()
+            self.read(sparse)
+            return
         plans = [group.cache.reread(rows) for group, (rows, _) in zip(self.groups, lookups, strict=True)]
         self._reads = [_Read(plan.slots, offsets, plan) for plan, (_, offsets) in zip(plans, lookups, strict=True)]
 

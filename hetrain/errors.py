@@ -33,6 +33,16 @@ class LostPeerError(TrainingError):
     """Another rank stopped answering: most often it failed, and its own error is the cause of this one."""
 
 
+class SilentPeerError(LostPeerError):
+    """Another rank is there and did not answer in time: it hangs, or is far slower."""
+
+
+def lost_peer(text: str, error: Exception) -> LostPeerError:
+    """The error with message `text` for a peer lost by `error`, of which only the words tell what happened."""
+    words = str(error).lower()
+    return (SilentPeerError if "timed out" in words or "timeout" in words else LostPeerError)(text)
+
+
 class CheckpointError(HetrainError):
     """A checkpoint that is missing, damaged or cannot be loaded into this run."""
 

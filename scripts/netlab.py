@@ -10,9 +10,9 @@ address of rank 0's own host. What every host sent and received is read from the
     sudo .venv/bin/python scripts/netlab.py --preset paper --workers 2 --rate 250mbit -- train consistency=het
 
 Output of rank 0 is shown as it comes; that of the other ranks goes to files and is shown when the job fails. The exit
-code is the job's: that of the first rank that failed. Everything made is removed at the end, also after Ctrl-C or
-SIGTERM (passed on to the ranks, which save and stop; a second one kills them); what a lab killed with -9 left is
-removed by the next one. Labs may run at the same time.
+code is the job's: that of the first rank that failed. Everything made is removed at the end, but for the
+output of a job that failed; also after Ctrl-C or SIGTERM (passed on to the ranks, which save and stop; a second one
+kills them); what a lab killed with -9 left is removed by the next one. Labs may run at the same time.
 
 Ranks of one host talk over its loopback, which the counters of `eth0` do not see. The cap counts the headers of every
 frame (957 Mbit/s of payload pass a link of 1 Gbit/s). The counters take a segment that is cut into frames later (14 to

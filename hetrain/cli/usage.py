@@ -54,8 +54,8 @@ most used keys
   consistency.staleness=100      updates a cached row may hold back, and its owner may be ahead (het); inf: no bound
                                  0: a changed row is sent and fetched before its next read, which is not yet bsp:
                                  what another process holds back is seen once that one sends it
-  consistency.cache.capacity=0.1 rows kept per process: a share, a number above 1, or memory (512MiB); 0: none, which
-                                 equals bsp; consistency.cache.policy=lru|lfu|light_lfu says which
+  consistency.cache.capacity=0.1 rows kept per worker: a share (1: all), a number above 1, memory (512MiB); 0: none,
+                                 which equals bsp; consistency.cache.policy=lru|lfu|light_lfu says which
   consistency.validation=directory  owners say which copies are too old; clock: workers send the clocks of their hits
   consistency.prefetch=true      the next batch's rows travel while this one is computed (a cache, staleness >= 1)
   store.index=array              all rows in memory; hash: those seen, for tables far larger than memory (het)

@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from hetrain.errors import LostPeerError
+from hetrain.errors import lost_peer
 from hetrain.telemetry import Traffic
 
 
@@ -43,8 +43,9 @@ class DenseReducer:
         return waited
 
     def count_broadcast(self, nbytes: int) -> None:
-        """Count a broadcast of `nbytes` to all ranks: each rank's mean share of what is sent."""
-        self._traffic.add("dense", nbytes * (self._world_size - 1) // self._world_size)
+        """Count a broadcast of `nbytes` to all ranks, before training: each rank's mean share of what is sent."""
+        with self._traffic.set_aside():
+            self._traffic.add("dense", nbytes * (self._world_size - 1) // self._world_size)
 
     def _reduce(self, _: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer()
@@ -67,9 +68,10 @@ class DenseReducer:
             for future in in_flight:
                 future.wait()
         except RuntimeError as error:
-            raise LostPeerError(
+            raise lost_peer(
                 f"another rank stopped answering while dense gradients were summed ({error}). The first error in the "
-                "other ranks' output is the cause; raise launch.timeout_s if a rank is only slow."
+                "other ranks' output is the cause; raise launch.timeout_s if a rank is only slow.",
+                error,
             ) from error
         self._waited_s += time.perf_counter() - start
 

@@ -112,7 +112,7 @@ def _faults(schema: DatasetSchema) -> Iterator[str]:
     for column in schema.sparse:
         if "." in column.name:
             yield f"column {column.name}: a sparse column's name must hold no '.', as PyTorch names modules by it"
-        if type(column.rows) is not int or not 0 < column.rows < MOST_ROWS:
+        if type(column.rows) is not int or not 0 < column.rows <= MOST_ROWS:
             yield f"column {column.name}: rows={column.rows!r}, expected a whole number from 1 to 2^40"
         if column.multi_hot not in (True, False):
             yield f"column {column.name}: multi_hot={column.multi_hot!r}, expected true or false"

@@ -71,8 +71,8 @@ class ServerEngine:
             group=group,
             servers=settings.servers,
         )
-        self._layout = store_layout(settings, capacities, world_size, row_optimizer, plan)
         self._origin = Origin(seed, row_optimizer.name, tables)
+        self._layout = store_layout(settings, capacities, world_size, self._origin, plan)
         self._hashed = settings.index == "hash"  # memory, and checkpoints, hold the rows seen
         self._step = 0
         self._next: Batch | None = None  # whose round was answered already
@@ -92,7 +92,7 @@ class ServerEngine:
         waited = self._transport.waited_s
         self._overwritten = []
         self._set_owner_rates()
-        if not self._is_read:
+        if not self._is_read or (self._next is None and not self._transport.agree(True)):
             self._transport.exchange()
         if self._settings.audit_every and self._step % self._settings.audit_every == 0:
             self._audit()

@@ -106,9 +106,9 @@ class StoreEngine:
         self._dense_optimizer = dense_optimizer(self._network.parameters())
         self._dense_rates = [group["lr"] for group in self._dense_optimizer.param_groups]
         capacities = [part.capacity_rows for part in self._groups]
-        self._layout = store_layout(settings, capacities, self._transport.world_size, row_optimizer, plan)
-        self.memory = memory
         self._origin = Origin(seed, row_optimizer.name, tables)
+        self._layout = store_layout(settings, capacities, self._transport.world_size, self._origin, plan)
+        self.memory = memory
         self._hashed = settings.index == "hash"  # memory, and checkpoints, hold the rows seen
         self._step = 0
         self._reads_ahead = settings.overlapped and self._transport.concurrent

@@ -8,6 +8,7 @@ import torch
 
 from hetrain.capacity import parse_capacity
 from hetrain.consistency import ClockRule, Validation
+from hetrain.engine import Origin
 from hetrain.optim import RowOptimizer
 from hetrain.planner.plan import Plan
 from hetrain.store import capacity as store_capacity
@@ -96,7 +97,7 @@ def make_owner(
 
 
 def store_layout(
-    settings: StoreSettings, capacities: Sequence[int], world_size: int, optimizer: RowOptimizer, plan: Plan
+    settings: StoreSettings, capacities: Sequence[int], world_size: int, origin: Origin, plan: Plan
 ) -> dict[str, Any]:
     """What must be equal, on workers and servers alike, for a rank's private part of a checkpoint to fit."""
     return {
@@ -110,7 +111,9 @@ def store_layout(
         "overlapped": settings.overlapped,
         "batch_size": settings.batch_size,  # a batch read ahead must be the same after a resume
         "audit": settings.audit_every > 0,
-        "row_optimizer": optimizer.name,
+        "seed": origin.seed,  # rows that were never sent start as these say
+        "init_bound": {table.name: table.init_bound for table in origin.tables},
+        "row_optimizer": origin.row_optimizer,
         "index": settings.index,
         "plan": plan.to_json(),
     }

@@ -13,7 +13,15 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hetrain.errors import CheckpointError, ConfigError, DataError, HetrainError, LostPeerError
+from hetrain.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    HetrainError,
+    LostPeerError,
+    SilentPeerError,
+    TrainingError,
+)
 from hetrain.launch.system_error import explain
 from hetrain.roles import Roles
 
@@ -38,6 +46,7 @@ class Failure:
     defect: bool
     lost_peer: bool
     time: float
+    waited: bool = False  # the peer was there and did not answer in time
 
 
 class RankError(HetrainError):
@@ -54,7 +63,8 @@ def describe(rank: int, error: BaseException, places: Iterable[str | Path] = ())
     defect = not isinstance(error, HetrainError) and refused is None
     text = "".join(traceback.format_exception(error)).rstrip() if defect else refused or str(error)
     code = error.exit_code if isinstance(error, HetrainError) else 1
-    return Failure(rank, text, code, defect, _lost_peer(error), time.time())
+    waited = isinstance(error, SilentPeerError | TimeoutError)
+    return Failure(rank, text, code, defect, _lost_peer(error), time.time(), waited)
 
 
 def _lost_peer(error: BaseException) -> bool:
@@ -85,6 +95,14 @@ def cause(folder: Path, roles: Roles, exit_codes: dict[int, int], after_death: s
     killed.sort(key=lambda rank: exit_codes[rank] == -signal.SIGTERM)  # which the launcher ends the others with
     if told and not told[0].lost_peer:
         return _shown(told[0], roles)
+    waited = [failure for failure in told if failure.waited]
+    if waited and silent:  # the launcher ended what did not even notice
+        names = " and ".join(roles.name(rank) for rank in silent)
+        return RankError(
+            f"{names} did not answer for launch.timeout_s and had to be ended: stopped, or far slower than the others. "
+            f"{roles.name(waited[0].rank)} says: {waited[0].text}{after_death}",
+            TrainingError.exit_code,
+        )
     if killed or (told and silent):  # the others only lost their peer: one that left no word is the cause
         rank = killed[0] if killed else silent[0]
         return RankError(f"{roles.name(rank)} {_death(exit_codes.get(rank), roles.computes(rank))}{after_death}", 1)

@@ -290,20 +290,23 @@ class Cache:
         self._policy = make_policy(self._policy_name, len(value))
         self._policy.load_state_dict(held)
 
-    def reread(self, rows: Tensor) -> ReadPlan:
-        """The plan of the batch that was read ahead when the state was saved: nothing is asked for again.
+    def was_read(self, rows: Tensor) -> bool:
+        """Whether `rows` are those of the batch that was read ahead when the state was saved."""
+        slots = np.unique(self.slots.find(np.unique(rows.numpy())))
+        return np.array_equal(slots, np.flatnonzero(self.copies.reading))
 
-        Raises ValueError when `rows` are not that batch's.
-        """
+    def forget_read(self) -> None:
+        """The batch that was read ahead will not come; its rows stay."""
+        self.copies.reading[:] = False
+
+    def reread(self, rows: Tensor) -> ReadPlan:
+        """The plan of the batch that was read ahead when the state was saved: nothing is asked for again."""
         lookups = rows.numpy()
         slots = self.slots.find(lookups)
-        last = self.slots.last_lookups(slots) if (slots >= 0).all() else np.empty(0, np.int64)
-        touched, nothing = slots[last], np.empty(0, np.int64)
-        if len(touched) != self.copies.reading.sum() or not self.copies.reading[touched].all():
-            raise ValueError("the batch is not the one that was read ahead when the state was saved")
+        last = self.slots.last_lookups(slots)
         request = Request.empty(self.space.dim, self.copies.state.shape[1])
-        distinct = torch.from_numpy(lookups[last])
-        return ReadPlan(torch.from_numpy(slots), distinct, touched, request, nothing, nothing, nothing, 0)
+        distinct, nothing = torch.from_numpy(lookups[last]), np.empty(0, np.int64)
+        return ReadPlan(torch.from_numpy(slots), distinct, slots[last], request, nothing, nothing, nothing, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides on later steps, to resume bit for bit; only held rows are saved.

@@ -22,7 +22,7 @@ from typing import Protocol
 from hetrain.capacity import KEY, parse_capacity
 from hetrain.errors import ConfigError
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 POLICY_BYTES = {"lru": 8, "lfu": 12, "light_lfu": 12}
 BOOKKEEPING_BYTES = 5 * 8 + 4 + 2
 ARRAY_INDEX_BYTES = 4  # per row of the tables
@@ -98,7 +98,7 @@ class PredictedMemory:
         if self.rows_at_start == self.rows_at_most:
             return f"{worker}, an owner's rows {_gib(self.rows_at_start)}"
         per_row = " or ".join(str(n) for n in dict.fromkeys(self.row_seen))
-        return f"{worker}, an owner's rows {per_row} bytes for each row seen, {_gib(self.rows_at_most)} at most"
+        return f"{worker}, an owner's rows {per_row} bytes for each row seen"
 
 
 def predicted_memory(
@@ -127,4 +127,4 @@ def predicted_memory(
 
 
 def _gib(number: int) -> str:
-    return f"{number / GIB:.2f} GiB"
+    return f"{number / GIB:.2f} GiB" if number >= GIB else f"{number / MIB:.1f} MiB"

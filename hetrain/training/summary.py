@@ -77,7 +77,7 @@ def in_words(summary: Mapping[str, Any]) -> str:
 def _staleness_in_words(summary: Mapping[str, Any]) -> str:
     """How old the oldest row read was; nothing where every row is fresh."""
     bound = summary["staleness"]
-    if bound is None:
+    if bound is None or not (summary["cache"] or {}).get("capacity_rows"):
         return ""
     allowed = f"of {bound:g} allowed" if isinstance(bound, int | float) else "(no bound)"
     return f", rows at most {summary['observed_staleness_max']:,} updates behind {allowed}"

@@ -55,6 +55,7 @@ class CollectiveTransport:
         self._replies = Codec([_layout(Reply.CHANNELS, REPLY_WIDTHS, *w) for w in widths], traffic)
         reports = Layout(AuditReport.CHANNELS, (None,) * len(AuditReport.CHANNELS))
         self._reports = Codec([reports] * len(self._owners), traffic, overhead="audit")
+        self._group, self._device = group, torch.device("cpu")
         self._legs: tuple[Leg, ...] = ()
         if self.world_size > 1 and dist.get_backend(group) == "gloo":
             self._legs = (
@@ -63,7 +64,8 @@ class CollectiveTransport:
             )
         elif self.world_size > 1:
             assert not servers, "a server has no GPU to send from"
-            self._legs = tuple(SizedLeg(device or torch.device("cpu"), timeout_s, group) for _ in range(2))
+            self._device = device or self._device
+            self._legs = tuple(SizedLeg(self._device, timeout_s, group) for _ in range(2))
 
     @property
     def concurrent(self) -> bool:
@@ -113,6 +115,14 @@ class CollectiveTransport:
         found = {p: answers[p] if (b := arrived[p]) is None else _replies(self._replies, b) for p in self._roles.owners}
         nothing = [_nothing(reply) for reply in found[self._roles.owners[0]]] if self._roles.servers else []
         return [found.get(p, nothing) for p in range(self.world_size)]
+
+    def agree(self, yes: bool) -> bool:
+        """Whether all ranks say yes."""
+        if self.world_size == 1:
+            return yes
+        answer = torch.tensor(int(yes), device=self._device)
+        dist.all_reduce(answer, dist.ReduceOp.MIN, group=self._group)
+        return bool(answer)
 
     def drain(self) -> None:
         """Wait until everything sent has left: before the process group goes away."""

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetrain.errors import LostPeerError
+from hetrain.errors import lost_peer
 from hetrain.roles import Roles
 
 FIRST_ROOM = 1 << 16  # bytes a receive is posted with at first
@@ -50,9 +50,10 @@ def _wait(work: dist.Work, timeout: timedelta, peer: str, doing: str) -> None:
     try:
         work.wait(timeout)
     except RuntimeError as error:
-        raise LostPeerError(
+        raise lost_peer(
             f"gave up {doing} {peer} (launch.timeout_s={timeout.total_seconds():g}): {error}. "
-            f"Look at that rank's own output; raise launch.timeout_s if it is only slow."
+            "Look at that rank's own output; raise launch.timeout_s if it is only slow.",
+            error,
         ) from error
 
 

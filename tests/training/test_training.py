@@ -39,10 +39,17 @@ def test_the_meter_goes_on_from_earlier_sittings():
 
 
 @pytest.mark.parametrize(
-    ("bound", "words"), [(None, ""), (100, ", rows at most 97 updates behind of 100 allowed"), ("inf", "(no bound)")]
+    ("bound", "kept", "words"),
+    [
+        (None, 5, ""),
+        (100, 0, ""),
+        (100, 5, ", rows at most 97 updates behind of 100 allowed"),
+        ("inf", 5, "(no bound)"),
+    ],
 )
-def test_a_run_ends_with_the_staleness_observed(bound, words):
-    numbers = {"steps": 1, "examples": 2, "examples_per_s": 3.0, "bytes": {"total": 4}, "cache": {"hit_rate": 0.5}}
+def test_a_run_ends_with_the_staleness_observed(bound, kept, words):
+    cache = {"hit_rate": 0.5, "capacity_rows": kept}
+    numbers = {"steps": 1, "examples": 2, "examples_per_s": 3.0, "bytes": {"total": 4}, "cache": cache}
     line = summary.in_words({**numbers, "staleness": bound, "observed_staleness_max": 97})
     assert line.endswith(words or "from the cache")
 
