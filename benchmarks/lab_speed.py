@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/lab"))
     parser.add_argument("--workers", type=int, nargs="+", default=[2])
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--modes", nargs="+", help="some of the modes; default: all")
     parser.add_argument("--peers", action="store_true", help="a host for every rank, rows on the workers")
     parser.add_argument("--rate", help="of every host with --peers, such as 1gbit; default: 125 Mbit/s per worker")
     parser.add_argument("overrides", nargs="*", help="added to every cell")
@@ -48,7 +49,7 @@ def main() -> None:
     print("| workers | mode | examples/s | ms a step | ms CPU | ms link | step / limit | waiting | busy |")
     print("|---|---|---|---|---|---|---|---|---|")
     for workers in args.workers:
-        for mode in PEER_MODES if args.peers else MODES:
+        for mode in args.modes or (PEER_MODES if args.peers else MODES):
             rate = args.rate or f"{MBIT_PER_WORKER * (1 if args.peers else workers)}mbit"
             capped, free = (_cell(args, workers, mode, r) for r in (rate, "none"))
             print(_line(workers, mode, capped, free, _bits(rate)), flush=True)
