@@ -242,7 +242,7 @@ class Both:
         assert all(len(cache.copies.dirty()) == 0 for cache in self.store.caches)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(traces())
 def test_store_equals_reference(trace):
     setup, steps = trace
@@ -251,7 +251,7 @@ def test_store_equals_reference(trace):
     both.end()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(traces(directory=True, prefetch=True, staleness=1))
 def test_store_equals_reference_where_most_happens(trace):
     setup, steps = trace

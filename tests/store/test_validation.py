@@ -13,7 +13,7 @@ from hetrain.store import policy
 from tests.store.loopback import Loopback, Setup, held, integers
 from tests.store.test_against_reference import traces
 
-quietly = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quietly = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FINITE = st.sampled_from([0, 1, 1, 2, 3])
 
 
