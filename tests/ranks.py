@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-PRELOAD = ["torch", "torchrec", "fbgemm_gpu"]
+PRELOAD = ["torch", "torchrec", "fbgemm_gpu", "numba", "tests.engine.store_cases"]
 
 
 def free_port() -> int:

@@ -18,4 +18,5 @@ signal.signal(signal.SIGHUP, signal.SIG_IGN)
 quiet_third_parties()
 with contextlib.suppress(Exception):  # the worker imports the same and reports what went wrong
     import hetrain.build
+    import hetrain.engine.store_engine
     import hetrain.launch.process  # noqa: F401
