@@ -68,7 +68,7 @@ def test_index(tmp_path: Path, index: str) -> None:
 def test_memory_is_said_before_it_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The prediction's parts are what the owner and the cache then have."""
     engine = make(config(tmp_path, "het", consistency__cache__capacity=100)).setup.engine
-    assert "memory: a worker's cache takes 0.00 GiB" in capsys.readouterr().out
+    assert "memory: a worker's cache takes 0.1 MiB" in capsys.readouterr().out
     memory, group = engine.memory, engine._groups[0]
     assert memory.most.rows_at_start == group.owner.memory.nbytes_used
     assert memory.most.index == 4 * ROWS

@@ -138,7 +138,7 @@ def test_prediction_of_array_and_hash():
     assert (array.cache, array.index) == (210_000, 4_400_000)
     assert array.rows_at_start == array.rows_at_most == 44_000_000
     assert array.row_seen == (80, 40)
-    assert str(array) == "a worker's cache takes 0.00 GiB (0.00 GiB of it the index), an owner's rows 0.04 GiB"
+    assert str(array) == "a worker's cache takes 4.4 MiB (4.2 MiB of it the index), an owner's rows 42.0 MiB"
     hashed = predicted_memory(*arguments, index="hash")
     assert (hashed.cache, hashed.index, hashed.rows_at_start) == (210_000, 0, 0)
     assert hashed.rows_at_most == 5 * 10**5 * 136 + 10**5 * 96
