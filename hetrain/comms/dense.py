@@ -1,4 +1,8 @@
-"""Dense gradients: DistributedDataParallel with a hook that sums them and counts what it costs."""
+"""Dense gradients: DistributedDataParallel with a hook that sums them and counts what it costs.
+
+Backward only starts the sums; whoever trains calls `DenseReducer.wait` before the gradients are used, and has that
+long to do other work.
+"""
 
 import time
 from collections.abc import Iterable
@@ -7,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
-from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from hetrain.errors import lost_peer
@@ -15,7 +18,7 @@ from hetrain.telemetry import Traffic
 
 
 class DenseReducer:
-    """A communication hook of DDP: all-reduce with SUM, bytes counted, waiting measured.
+    """A communication hook of DDP: all-reduce with SUM, bytes counted, waiting measured. `wait` after every backward.
 
     Gradients are summed, never averaged, since each rank's loss is already divided by the number of
     examples of all ranks. Bytes are what a ring sends from each rank: 2 (W - 1) / W of the buffer.
@@ -25,7 +28,7 @@ class DenseReducer:
         self._traffic = traffic
         self._group = group
         self._world_size = dist.get_world_size(group) if dist.is_initialized() else 1
-        self._in_flight: list[torch.futures.Future[list[Tensor]]] = []
+        self._in_flight: list[dist.Work] = []
         self._waited_s = 0.0
 
     @property
@@ -38,7 +41,7 @@ class DenseReducer:
         module.register_comm_hook(None, self._reduce)
 
     def take_wait_s(self) -> float:
-        """Seconds waited at the end of backward since the last call."""
+        """Seconds that `wait` took since the last call."""
         waited, self._waited_s = self._waited_s, 0.0
         return waited
 
@@ -51,22 +54,24 @@ class DenseReducer:
         buffer = bucket.buffer()
         nbytes = buffer.numel() * buffer.element_size()
         self._traffic.add("dense", 2 * nbytes * (self._world_size - 1) // self._world_size)
-        if not self._in_flight:
-            # Callbacks run in the order they were queued once backward is done, and DDP queues its
-            # own, which waits, after its last bucket: this one runs first and measures the waiting.
-            Variable._execution_engine.queue_callback(self._wait)
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
         assert work is not None
-        future: torch.futures.Future[list[Tensor]] = work.get_future()
-        self._in_flight.append(future)
-        return future.then(_first)
+        self._in_flight.append(work)
+        # Gradients are views of the buffer (gradient_as_bucket_view): the sum arrives in them, and DDP need not wait.
+        started: torch.futures.Future[Tensor] = torch.futures.Future()
+        started.set_result(buffer)
+        return started
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Wait until the gradients of the last backward are summed.
+
+        Raises TrainingError when another rank does not answer.
+        """
         start = time.perf_counter()
         in_flight, self._in_flight = self._in_flight, []
         try:
-            for future in in_flight:
-                future.wait()
+            for work in in_flight:
+                work.wait()
         except RuntimeError as error:
             raise lost_peer(
                 f"another rank stopped answering while dense gradients were summed ({error}). The first error in the "
@@ -74,10 +79,6 @@ class DenseReducer:
                 error,
             ) from error
         self._waited_s += time.perf_counter() - start
-
-
-def _first(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-    return future.value()[0]
 
 
 def wrap_dense(module: nn.Module, reducer: DenseReducer, ignore: Iterable[str] = ()) -> nn.Module:

@@ -127,6 +127,8 @@ class ShardedBags(nn.Module):
 
     def step_replicated(self, lr: float) -> None:
         """After backward: the replicated tables take the step that fused kernels took already."""
+        for reducer in self._reducers:
+            reducer.wait()
         for tables in self._replicated:
             tables.step(lr)
 

@@ -114,6 +114,7 @@ class StoreEngine:
         self._reads_ahead = settings.overlapped and self._transport.concurrent
         self._next: Batch | None = None  # read ahead
         self._is_read = False  # whether the rows of the batch to come were read
+        self._settled = True  # whether the dense parameters took the last step's gradients
         self._missed_updates_max = 0
         self._looking = False
         self._overwritten: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -121,7 +122,10 @@ class StoreEngine:
     # -- training ---------------------------------------------------------------------------------
 
     def step(self, batches: Iterator[Batch]) -> StepOutput | None:
-        """Read round, forward, backward with the fused row update, dense update, commit; None at the end."""
+        """Read round, forward, backward with the fused row update, commit; None at the end.
+
+        The dense update is left to the next step, or to whoever looks before: its gradients are summed meanwhile.
+        """
         batch = self._next if self._next is not None else self._fetch(batches)
         if batch is None:
             return None
@@ -132,17 +136,26 @@ class StoreEngine:
         self._next = self._fetch(batches) if self._reads_ahead else None
         if self._next is not None:
             self._bags.read_ahead(self._next.sparse)
+        self._settle()
+        self._set_dense_rate()
         logits = self._model(batch.dense, batch.sparse)
         share, total = loss_share(logits, batch.labels, batch.weights, batch.global_size)
         self._dense_optimizer.zero_grad()
         share.backward()
-        self._dense_optimizer.step()
+        self._settled = False
         self._bags.commit()
         if self._next is not None:
             self._bags.arrive()
         self._is_read = self._next is not None
         self._step += 1
         return self._output(batch, logits.detach(), total)
+
+    def _settle(self) -> None:
+        """The dense update that the last step left."""
+        if not self._settled:
+            self._reducer.wait()
+            self._dense_optimizer.step()
+            self._settled = True
 
     def _fetch(self, batches: Iterator[Batch]) -> Batch | None:
         batch = next(batches, None)
@@ -171,13 +184,15 @@ class StoreEngine:
         return StepOutput(total, logits, labels, len(labels), batch.global_size, waited_s)
 
     def _set_rates(self) -> None:
-        """Rates of this step; owners get the rate of the step whose gradients this round pushes."""
+        """Rates of this step's row updates; owners get that of the step whose gradients this round pushes."""
+        self._set_owner_rates()
+        for part in self._groups:
+            part.set_learning_rate(self._row_optimizer.lr * self._schedule.factor(self._step))
+
+    def _set_dense_rate(self) -> None:
         factor = self._schedule.factor(self._step)
         for group, rate in zip(self._dense_optimizer.param_groups, self._dense_rates, strict=True):
             group["lr"] = rate * factor
-        self._set_owner_rates()
-        for part in self._groups:
-            part.set_learning_rate(self._row_optimizer.lr * factor)
 
     def _set_owner_rates(self) -> None:
         pushed = self._row_optimizer.lr * self._schedule.factor(max(self._step - 1, 0))
@@ -186,6 +201,7 @@ class StoreEngine:
 
     def finish(self) -> None:
         """Flush every held-back update to its owner; the caches are empty afterwards."""
+        self._settle()
         self._set_owner_rates()
         self._bags.push()
         self._next, self._is_read = None, False
@@ -201,6 +217,7 @@ class StoreEngine:
         if self._looking:
             yield
             return
+        self._settle()
         self._looking = True
         self._set_owner_rates()
         try:

@@ -100,6 +100,7 @@ class TorchRecEngine:
         self._bags.advance()
         with self._backward():
             loss.backward()
+        self._reducer.wait()
         self._optimizer.step()
         self._bags.step_replicated(self._row_rate * self._factor)
         self._bags.discard(None if self._next is None else self._next.sparse)

@@ -37,6 +37,7 @@ def _train(rank: int, world_size: int, cuts: list[list[int]]) -> dict[str, Any]:
         loss, _ = loss_share(model(x[lo:hi]).squeeze(1), y[lo:hi], None, 12)
         optimizer.zero_grad()
         loss.backward()
+        reducer.wait()
         optimizer.step()
         waits.append(reducer.take_wait_s())
     return {
@@ -62,12 +63,14 @@ def test_sum_over_ranks_with_uneven_and_empty_batches() -> None:
 
 
 def _deserted(rank: int, world_size: int) -> str:
-    model = wrap_dense(_model(), DenseReducer(Traffic()))
+    reducer = DenseReducer(Traffic())
+    model = wrap_dense(_model(), reducer)
     if rank == 1:
         return ""
     x, _ = _data()
     with pytest.raises(TrainingError) as error:
         model(x).sum().backward()
+        reducer.wait()
     return str(error.value)
 
 
