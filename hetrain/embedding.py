@@ -11,24 +11,18 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    ComputeDevice,
-    DenseTableBatchedEmbeddingBagsCodegen,
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from hetrain.optim import RowOptimizer
 from hetrain.store.audit import audit_report, missed_updates, split_report
 from hetrain.store.cache import Cache
-from hetrain.store.messages import Message, Reply, Request
+from hetrain.store.messages import Message, Part, Reply, Request
 from hetrain.store.owner import Owner
 from hetrain.store.read import ReadPlan
 from hetrain.store.route import Routed, split
+from hetrain.store.slot_table import SlotTable
 from hetrain.store.space import Placement, RowSpace
-from hetrain.store.zeros import lazy_zeros
 from hetrain.transport.background import Background
 from hetrain.transport.collective import CollectiveTransport
 
@@ -47,68 +41,8 @@ class CacheSettings:
     directory: bool = True  # owners send notices, in place of a clock sent with every hit
     count_updates: bool = False  # pushes say how many updates they hold
     prefetch: bool = False  # two batches are in flight
+    late_leg: bool = False  # rows of both are asked for when the first is computed
     index: str = "array"  # array | hash
-
-
-class SlotTable:
-    """The memory of one width group and the kernel over it.
-
-    Where updates are held back, the kernel's fused optimizer trains the slots in place. With an empty cache the
-    gradient of every row has to travel, merged per row: the dense kernel leaves it in `gradients`.
-    """
-
-    def __init__(
-        self, features: int, slots: int, dim: int, optimizer: RowOptimizer, device: torch.device, *, held_back: bool
-    ) -> None:
-        self.held_back, self._dim, self._device = held_back, dim, device
-        make = self._fused if held_back else self._dense
-        self._kernel = make(slots, [0] * features, optimizer)
-        self.value: Tensor = self._kernel.split_embedding_weights()[0]  # [slots, D]; a slot is written, then read
-        states = self._kernel.split_optimizer_states()[0] if held_back and optimizer.state_width(dim) else []
-        self.state: Tensor = states[0].view(slots, -1) if states else torch.empty(slots, 0, device=device)
-
-    def _fused(self, slots: int, tables: list[int], optimizer: RowOptimizer) -> SplitTableBatchedEmbeddingBagsCodegen:
-        on_cpu = self._device.type == "cpu"
-        location = EmbeddingLocation.HOST if on_cpu else EmbeddingLocation.DEVICE
-        return SplitTableBatchedEmbeddingBagsCodegen(
-            [(slots, self._dim, location, ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA)],
-            feature_table_map=tables,
-            optimizer=optimizer.fbgemm,
-            learning_rate=optimizer.lr,
-            eps=optimizer.eps,
-            stochastic_rounding=False,
-            pooling_mode=PoolingMode.SUM,
-            bounds_check_mode=BoundsCheckMode.NONE,  # slots are our own numbers
-            device=self._device,
-            **({"preallocated_host_buffers": self._lazy_buffers(slots, optimizer)} if on_cpu else {}),
-        )
-
-    def _lazy_buffers(self, slots: int, optimizer: RowOptimizer) -> dict[str, Tensor]:
-        """The kernel's memory, which it would zero, and so take, at once."""
-        widths = {"weights": self._dim, "momentum1": optimizer.state_width(self._dim)}
-        return {name: lazy_zeros((slots * n,), torch.float32, self._device) for name, n in widths.items() if n}
-
-    def _dense(self, slots: int, tables: list[int], _: RowOptimizer) -> DenseTableBatchedEmbeddingBagsCodegen:
-        return DenseTableBatchedEmbeddingBagsCodegen(
-            [(slots, self._dim)], feature_table_map=tables, use_cpu=self._device.type == "cpu"
-        )
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Rate of the fused step; gradients that travel meet theirs at the owner."""
-        if self.held_back:
-            self._kernel.set_learning_rate(lr)
-
-    def pool(self, slots: Tensor, offsets: Tensor) -> Tensor:
-        """Sums per bag, [B, F * D], of `slots` [n] cut by `offsets` [F * B + 1]."""
-        pooled: Tensor = self._kernel(slots.to(self._device), offsets.to(self._device))
-        return pooled
-
-    def gradients(self, slots: Tensor) -> Tensor:
-        """After backward, once, where gradients travel: those of distinct `slots`, [U] to [U, D]."""
-        weights = self._kernel.weights
-        gradient: Tensor = weights.grad.view(-1, self._dim).index_select(0, slots.to(self._device))
-        weights.grad = None
-        return gradient
 
 
 @dataclass
@@ -160,8 +94,13 @@ class WidthGroup:
             audit=settings.audit,
             directory=settings.directory,
             count_updates=settings.count_updates,
+            late_leg=settings.late_leg,
             index=settings.index,
         )
+
+    def fetch(self, rows: Tensor) -> Request:
+        """A request for distinct `rows` [N] alone."""
+        return Request.fetch(rows, self.space.dim, self.cache.copies.state.shape[1])
 
     def _rows_in_flight(self, lookups: int) -> int:
         """Slots that batches of `lookups` may need beyond the capacity."""
@@ -228,18 +167,22 @@ class StoreBags(nn.Module):
 
     A training step calls `read` (collective), the network (which calls this module), backward, `commit`. To hide the
     next batch's round behind this one's computation it calls `read_ahead` before the network and `arrive` after
-    `commit`, in place of the next `read`. The slots are no parameters: the fused kernel trains them, and
-    neither DDP nor an optimizer sees them.
+    `commit`, in place of the next `read`; with `late_blocks` then `arrive_late` too. The slots are no parameters: the
+    fused kernel trains them, and neither DDP nor an optimizer sees them.
     """
 
-    def __init__(self, groups: Sequence[WidthGroup], transport: CollectiveTransport) -> None:
+    def __init__(self, groups: Sequence[WidthGroup], transport: CollectiveTransport, late_blocks: int = 0) -> None:
+        """`late_blocks`: where rounds have a late leg, in how many blocks both legs go."""
         super().__init__()
         self.groups = tuple(groups)
         self._waited_s = 0.0
         self._transport = transport
+        self._blocks, self._part = max(1, late_blocks), Part.EARLY if late_blocks else Part.WHOLE
         self._background = Background()
         self._reads: list[_Read] = []
         self._ahead: tuple[list[_Read], list[Routed]] = [], []
+        self._asked: list[Routed] = []  # for the batch in flight: the order in which owners speak of its rows
+        self._hot: list[Tensor] = []  # per group, which of that batch's rows the late leg pushes
         self._keys = [f for group in groups for f in group.features]
         self._widths = [group.space.dim for group in groups for _ in group.features]
 
@@ -258,15 +201,15 @@ class StoreBags(nn.Module):
         """The round of a training step: push what is due, fetch and check the rows of `sparse`."""
         reads, routed = self._begin(sparse)
         waited = self._transport.waited_s
-        replies = self._transport.exchange(_by_peer([r.requests for r in routed]))
+        replies = self._transport.exchange_blocks(_by_block(routed), self._part)
         self._waited_s += self._transport.waited_s - waited
         self._admit(reads, routed, replies)
 
     def read_ahead(self, sparse: KeyedJaggedTensor) -> None:
         """Start the round of the next batch; it runs while this one, which was read, is computed."""
         self._ahead = self._begin(sparse)
-        requests = _by_peer([routed.requests for routed in self._ahead[1]])
-        self._background.start(lambda: self._transport.exchange(requests))
+        requests = _by_block(self._ahead[1])
+        self._background.start(lambda: self._transport.exchange_blocks(requests, self._part))
 
     def arrive(self) -> None:
         """Wait for the round that `read_ahead` started; its batch is the one to compute next."""
@@ -274,6 +217,19 @@ class StoreBags(nn.Module):
         replies = self._background.result()
         self._waited_s += time.perf_counter() - start
         self._admit(*self._ahead, replies)
+
+    def arrive_late(self) -> None:
+        """After `arrive`: the rows that waited for the batch committed before it, and what they waited for."""
+        asked = [
+            group.cache.begin_late(_plan(read), hot)
+            for group, read, hot in zip(self.groups, self._reads, self._hot, strict=True)
+        ]
+        routed = [split(a.request, group.placement, self._blocks) for a, group in zip(asked, self.groups, strict=True)]
+        waited = self._transport.waited_s
+        replies = self._transport.exchange_blocks(_by_block(routed), Part.LATE)
+        self._waited_s += self._transport.waited_s - waited
+        for g, (group, late) in enumerate(zip(self.groups, asked, strict=True)):
+            group.cache.admit(late, routed[g].merge(_of_group(replies, g)))
 
     def reread(self, sparse: KeyedJaggedTensor) -> None:
         """Take the place of `read` after a resume, where a batch had been read ahead before the state was saved.
@@ -285,9 +241,14 @@ class StoreBags(nn.Module):
         if not self._transport.agree(same):
             for group in self.groups:
                 group.cache.forget_read()
+                group.owner.forget_flight()
             self.read(sparse)
             return
         plans = [group.cache.reread(rows) for group, (rows, _) in zip(self.groups, lookups, strict=True)]
+        self._asked = [
+            split(group.fetch(plan.rows), group.placement, self._blocks)
+            for group, plan in zip(self.groups, plans, strict=True)
+        ]
         self._reads = [_Read(plan.slots, offsets, plan) for plan, (_, offsets) in zip(plans, lookups, strict=True)]
 
     def _begin(self, sparse: KeyedJaggedTensor) -> tuple[list[_Read], list[Routed]]:
@@ -297,37 +258,38 @@ class StoreBags(nn.Module):
             group.make_room(len(rows))
             plan = group.cache.begin(rows)
             reads.append(_Read(plan.slots, offsets, plan))
-            routed.append(split(plan.request, group.placement))
+            routed.append(split(plan.request, group.placement, self._blocks))
         return reads, routed
 
-    def _admit(self, reads: list[_Read], routed: list[Routed], replies: list[list[Reply]]) -> None:
+    def _admit(self, reads: list[_Read], routed: list[Routed], replies: list[list[list[Reply]]]) -> None:
+        self._hot = []
         for g, (group, read) in enumerate(zip(self.groups, reads, strict=True)):
-            assert read.plan is not None
-            group.cache.admit(read.plan, routed[g].merge([peer[g] for peer in replies]))
-        self._reads = reads
+            reply = routed[g].merge(_of_group(replies, g))
+            self._hot.append(self._asked[g].in_order(reply.hot) if len(reply.hot) else reply.hot)
+            group.cache.admit(_plan(read), reply)
+        self._reads, self._asked = reads, routed
 
     def audit(self) -> int:
         """Between `read` and `commit`: the most updates that a read of this step misses here. Collective."""
         reports = []
         for group, read in zip(self.groups, self._reads, strict=True):
-            assert read.plan is not None
-            reports.append(split_report(audit_report(group.cache, read.plan), group.placement))
+            reports.append(split_report(audit_report(group.cache, _plan(read)), group.placement))
         received = self._transport.collect(_by_peer(reports))
         return max(missed_updates(group.owner, [peer[g] for peer in received]) for g, group in enumerate(self.groups))
 
     def commit(self) -> None:
         """Once backward is done: clocks advance, gradients are staged, the cache shrinks to its capacity."""
         for group, read in zip(self.groups, self._reads, strict=True):
-            assert read.plan is not None
+            plan = _plan(read)
             if not group.table.held_back:
-                group.cache.stage_gradients(read.plan, group.table.gradients(read.plan.unique_slots))
-            group.cache.commit(read.plan)
+                group.cache.stage_gradients(plan, group.table.gradients(plan.unique_slots))
+            group.cache.commit(plan)
         self._reads = []
 
     def push(self) -> None:
         """Send every held-back update to its owner, changing nothing here. Collective."""
-        routed = [split(group.cache.pending(), group.placement).requests for group in self.groups]
-        self._transport.exchange(_by_peer(routed))
+        routed = [split(group.cache.pending(), group.placement) for group in self.groups]
+        self._transport.exchange_blocks(_by_block(routed))
 
     @contextmanager
     def read_only(self, sparse: KeyedJaggedTensor) -> Iterator[None]:
@@ -354,12 +316,10 @@ class StoreBags(nn.Module):
             distinct, indices = torch.unique(rows, return_inverse=True)
             distinct_rows.append(distinct)
             reads.append(_Read(indices, offsets))
-            routed.append(
-                split(Request.fetch(distinct, group.space.dim, group.cache.copies.state.shape[1]), group.placement)
-            )
-        replies = self._transport.exchange(_by_peer([r.requests for r in routed]))
+            routed.append(split(group.fetch(distinct), group.placement))
+        replies = self._transport.exchange_blocks(_by_block(routed))
         for g, (group, read) in enumerate(zip(self.groups, reads, strict=True)):
-            read.rows = group.cache.rows_of(distinct_rows[g], routed[g].merge([peer[g] for peer in replies]))
+            read.rows = group.cache.rows_of(distinct_rows[g], routed[g].merge(_of_group(replies, g)))
         return reads
 
 
@@ -374,6 +334,22 @@ def _pool(group: WidthGroup, read: _Read) -> Tensor:
     return by_feature.transpose(0, 1).reshape(bags // features, features * group.space.dim)
 
 
+def _plan(read: _Read) -> ReadPlan:
+    """The plan of a batch that is trained on."""
+    assert read.plan is not None
+    return read.plan
+
+
 def _by_peer(by_group: Sequence[Sequence[M]]) -> list[list[M]]:
     """Messages by group then peer, as the transport wants them: by peer, then group."""
     return [list(of_peer) for of_peer in zip(*by_group, strict=True)]
+
+
+def _by_block(routed: Sequence[Routed]) -> list[list[list[Request]]]:
+    """The requests of all groups, by block, peer and group."""
+    return [_by_peer(of_block) for of_block in zip(*(part.requests for part in routed), strict=True)]
+
+
+def _of_group(replies: Sequence[Sequence[Sequence[Reply]]], group: int) -> list[list[Reply]]:
+    """By block and peer, those of one group."""
+    return [[peer[group] for peer in of_block] for of_block in replies]

@@ -18,6 +18,7 @@ from hetrain.engine.store_settings import StoreSettings, kept_rows, make_owner, 
 from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.plan import Plan
 from hetrain.store.audit import missed_updates
+from hetrain.store.messages import Part
 from hetrain.store.owner import Owner
 from hetrain.store.space import Placement, row_spaces
 from hetrain.tables import Table
@@ -70,6 +71,7 @@ class ServerEngine:
             timeout_s=settings.timeout_s,
             group=group,
             servers=settings.servers,
+            blocks=max(1, settings.late_blocks),
         )
         self._origin = Origin(seed, row_optimizer.name, tables)
         self._layout = store_layout(settings, capacities, world_size, self._origin, plan)
@@ -91,19 +93,35 @@ class ServerEngine:
             return None
         waited = self._transport.waited_s
         self._overwritten = []
-        self._set_owner_rates()
-        if not self._is_read or (self._next is None and not self._transport.agree(True)):
-            self._transport.exchange()
+        self._set_owner_rates(self._step - 1)
+        if not self._is_read or (self._next is None and not self._reread()):
+            self._serve()
         if self._settings.audit_every and self._step % self._settings.audit_every == 0:
             self._audit()
         self._next = next(batches, None) if self._settings.overlapped else None
         if self._next is not None:
-            self._transport.exchange()
+            self._serve()
+            if self._settings.late_blocks:
+                self._set_owner_rates(self._step)
+                self._serve(Part.LATE)
         self._is_read = self._next is not None
         self._step += 1
         nothing = torch.empty(0)
         waited_s = self._transport.waited_s - waited
         return StepOutput(torch.zeros(()), nothing, nothing, 0, batch.global_size, waited_s)
+
+    def _serve(self, part: Part = Part.EARLY) -> None:
+        """A part of a round in which batches are read."""
+        blocks = self._settings.late_blocks
+        self._transport.exchange_blocks([()] * max(1, blocks), part if blocks else Part.WHOLE)
+
+    def _reread(self) -> bool:
+        """After a resume: whether every worker goes on with the batch that was read ahead."""
+        same = self._transport.agree(True)
+        if not same:
+            for part in self._parts:
+                part.owner.forget_flight()
+        return same
 
     def _audit(self) -> None:
         """The most updates that a read of this step misses of rows here."""
@@ -112,17 +130,19 @@ class ServerEngine:
             missed = missed_updates(part.owner, [of_worker[g] for of_worker in received])
             self._missed_updates_max = max(self._missed_updates_max, missed)
 
-    def _set_owner_rates(self) -> None:
-        """Owners get the rate of the step whose gradients this round brings."""
-        pushed = self._row_optimizer.lr * self._schedule.factor(max(self._step - 1, 0))
+    def _set_owner_rates(self, step: int) -> None:
+        """The rate of `step`, whose gradients come next."""
+        pushed = self._row_optimizer.lr * self._schedule.factor(max(step, 0))
         for part in self._parts:
             part.owner.learning_rate = pushed
 
     def finish(self) -> None:
         """Take every held-back update of the workers."""
-        self._set_owner_rates()
+        self._set_owner_rates(self._step - 1)
         self._transport.exchange()
         self._next, self._is_read = None, False
+        for part in self._parts:
+            part.owner.forget_flight()
         self._transport.drain()
 
     @contextmanager
@@ -132,7 +152,7 @@ class ServerEngine:
             yield
             return
         self._looking = True
-        self._set_owner_rates()
+        self._set_owner_rates(self._step - 1)
         try:
             with ExitStack() as stack:
                 stack.enter_context(self._traffic.set_aside())

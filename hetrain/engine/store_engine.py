@@ -49,6 +49,7 @@ def _width_groups(
         directory=settings.directory,
         count_updates=settings.clock == "sum",
         prefetch=settings.overlapped,
+        late_leg=settings.late_blocks > 0,
         index=settings.index,
     )
     spaces = row_spaces(tables)
@@ -97,8 +98,11 @@ class StoreEngine:
             group=group,
             device=device,
             servers=settings.servers,
+            blocks=max(1, settings.late_blocks),
         )
-        self._bags = StoreBags(self._groups, self._transport)
+        self._reads_ahead = settings.overlapped and self._transport.concurrent
+        self._late_leg = self._reads_ahead and settings.late_blocks > 0
+        self._bags = StoreBags(self._groups, self._transport, settings.late_blocks if self._late_leg else 0)
         torch.manual_seed(seed)
         self._network = make_model(self._bags).to(device)
         self._reducer = DenseReducer(traffic, workers if settings.servers else group)
@@ -111,7 +115,6 @@ class StoreEngine:
         self.memory = memory
         self._hashed = settings.index == "hash"  # memory, and checkpoints, hold the rows seen
         self._step = 0
-        self._reads_ahead = settings.overlapped and self._transport.concurrent
         self._next: Batch | None = None  # read ahead
         self._is_read = False  # whether the rows of the batch to come were read
         self._settled = True  # whether the dense parameters took the last step's gradients
@@ -146,6 +149,9 @@ class StoreEngine:
         self._bags.commit()
         if self._next is not None:
             self._bags.arrive()
+            if self._late_leg:
+                self._set_owner_rates(self._step)
+                self._bags.arrive_late()
         self._is_read = self._next is not None
         self._step += 1
         return self._output(batch, logits.detach(), total)
@@ -185,7 +191,7 @@ class StoreEngine:
 
     def _set_rates(self) -> None:
         """Rates of this step's row updates; owners get that of the step whose gradients this round pushes."""
-        self._set_owner_rates()
+        self._set_owner_rates(self._step - 1)
         for part in self._groups:
             part.set_learning_rate(self._row_optimizer.lr * self._schedule.factor(self._step))
 
@@ -194,19 +200,21 @@ class StoreEngine:
         for group, rate in zip(self._dense_optimizer.param_groups, self._dense_rates, strict=True):
             group["lr"] = rate * factor
 
-    def _set_owner_rates(self) -> None:
-        pushed = self._row_optimizer.lr * self._schedule.factor(max(self._step - 1, 0))
+    def _set_owner_rates(self, step: int) -> None:
+        """The rate of `step`, whose gradients come next."""
+        pushed = self._row_optimizer.lr * self._schedule.factor(max(step, 0))
         for part in self._groups:
             part.owner.learning_rate = pushed
 
     def finish(self) -> None:
         """Flush every held-back update to its owner; the caches are empty afterwards."""
         self._settle()
-        self._set_owner_rates()
+        self._set_owner_rates(self._step - 1)
         self._bags.push()
         self._next, self._is_read = None, False
         for part in self._groups:
             part.cache.clear()
+            part.owner.forget_flight()
         self._transport.drain()
 
     # -- looking ----------------------------------------------------------------------------------
@@ -219,7 +227,7 @@ class StoreEngine:
             return
         self._settle()
         self._looking = True
-        self._set_owner_rates()
+        self._set_owner_rates(self._step - 1)
         try:
             with ExitStack() as stack:
                 stack.enter_context(self._traffic.set_aside())

@@ -15,6 +15,8 @@ from hetrain.store import capacity as store_capacity
 from hetrain.store.owner import Owner
 from hetrain.store.space import Placement, RowSpace
 
+LATE_BLOCKS = 4
+
 
 @dataclass(frozen=True)
 class StoreSettings:
@@ -25,7 +27,7 @@ class StoreSettings:
     policy: str = "lru"
     staleness: float = 100
     validation: Validation = "directory"
-    prefetch: bool = True  # overlap rounds with computation, where a cache and staleness >= 1 allow it
+    prefetch: bool = True  # overlap rounds with computation
     clock: ClockRule = "max"
     audit_every: int = 0  # steps between audit rounds; 0: none
     timeout_s: float = 300.0
@@ -45,12 +47,17 @@ class StoreSettings:
 
     @property
     def overlapped(self) -> bool:
-        """Whether the next batch's round runs while this one is computed.
+        """Whether the next batch's round runs while this one is computed."""
+        return self.prefetch
 
-        With an empty cache, or staleness 0, rows of this batch are pushed before they are read again: its updates
-        would have to be waited for in any case.
+    @property
+    def late_blocks(self) -> int:
+        """In how many blocks such a round travels where it needs a late leg; 0 where it needs none.
+
+        With an empty cache, or staleness 0, rows of this batch must not be read without its updates. One block's rows
+        are pushed while another's are pulled: both directions of the link are in use.
         """
-        return self.prefetch and self.held_back and self.staleness >= 1
+        return LATE_BLOCKS if self.overlapped and (not self.held_back or self.staleness < 1) else 0
 
 
 def slot_costs(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: RowOptimizer) -> list[int]:

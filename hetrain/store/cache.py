@@ -2,10 +2,12 @@
 
 A step is `begin` -> exchange -> `admit` -> forward, backward, update of the slots -> `commit`. The next batch may
 `begin` before this one's forward, so that its exchange runs beside the computation; its `admit` then follows this
-batch's `commit`.
+batch's `commit`. Where a row must not be read without this batch's update of it (staleness 0, capacity 0) that round
+has a late leg: `begin_late` -> exchange -> `admit`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,24 +18,14 @@ from torch import Tensor
 from hetrain.consistency import UNBOUNDED, breaks_others_bound, breaks_own_bound, staleness_bound
 from hetrain.optim import RowOptimizer
 from hetrain.store.copies import NONE, Copies, Fetched
+from hetrain.store.counters import Counters
 from hetrain.store.index import Ints
 from hetrain.store.initial import InitialRows
 from hetrain.store.messages import Reply, Request, none
 from hetrain.store.policy import make_policy
-from hetrain.store.read import ReadPlan
+from hetrain.store.read import Asked, ReadPlan
 from hetrain.store.slots import Slots
 from hetrain.store.space import RowSpace
-
-
-@dataclass
-class Counters:
-    """Distinct rows per step, summed over steps."""
-
-    hits: int = 0  # read from the cache, found valid
-    misses: int = 0  # not cached
-    invalid: int = 0  # cached, but the owner's clock was too far ahead
-    own_invalid: int = 0  # cached, but too many own updates held back
-    evictions: int = 0
 
 
 class Cache:
@@ -54,13 +46,15 @@ class Cache:
         audit: bool = False,
         directory: bool = False,
         count_updates: bool = False,
+        late_leg: bool = False,
         index: str = "array",
     ) -> None:
         """`value` [slots, D] and `state` [slots, S], slots = capacity_rows + batch_rows; S = 0 at capacity 0.
 
         `seed`: of the initial rows, which owners do not send. `audit`: replies carry how many updates each row has
         taken, and the cache keeps it. `directory`: owners send notices, and only doubted copies are checked.
-        `count_updates`: pushes say how many updates they hold, as clock=sum wants. `index`: array | hash.
+        `count_updates`: pushes say how many updates they hold, as clock=sum wants. `late_leg`: rows of the batch in
+        flight are left to `begin_late`. `index`: array | hash.
         """
         slots = capacity_rows + batch_rows
         if value.shape != (slots, space.dim) or state.shape[0] != slots:
@@ -71,6 +65,7 @@ class Cache:
         self.counters = Counters()
         self.observed_staleness_max = 0  # max of c_c - c_s over the reads found valid
         self._audit, self._directory, self._counted = audit, directory, count_updates or audit
+        self._late_leg = late_leg
         self._initial = InitialRows(space, seed)
         self._evicts = 0 < capacity_rows < space.rows
         self._policy_name, self._policy = policy, make_policy(policy, slots)
@@ -92,27 +87,59 @@ class Cache:
         slots, new_rows, new_slots = self.slots.take(lookups)
         last = self.slots.last_lookups(slots)
         distinct, touched = lookups[last], slots[last]
-        clock = self.copies.clock_at_read(touched)
-        own, noticed, checked = self._judge(touched, clock)
-        request = self._take_pushes(touched[own])
-        self.copies.pushed(touched[own], request)
-        self.copies.noticed[touched[checked]] = NONE
-        request.fetch_rows = torch.from_numpy(np.concatenate([new_rows, distinct[own], distinct[noticed]]))
-        request.fetch_again = torch.zeros(len(request.fetch_rows), dtype=torch.bool)
-        request.fetch_again[len(new_rows) : len(new_rows) + len(own)] = True
-        request.check_rows = torch.from_numpy(distinct[checked])
-        request.check_clock = torch.from_numpy(clock[checked])
+        late = touched[:0]
+        if not self.held_back:  # every row is fetched; which of them are late the owners will say
+            judged, new_rows, new_slots = late, distinct, touched
+        else:
+            waits = self.copies.reading[touched] & self._late_leg
+            judged, late = touched[~waits], touched[waits]
+        asked = self._ask(judged, new_rows, new_slots)
         self._open = ReadPlan(
+            **vars(asked),
             slots=torch.from_numpy(slots),
             rows=torch.from_numpy(distinct),
             touched=touched,
-            request=request,
-            new_slots=new_slots,
-            stale_slots=touched[np.concatenate([own, noticed])],
-            check_slots=touched[checked],
-            own_invalid=len(own),
+            late_slots=late,
         )
         return self._open
+
+    def begin_late(self, plan: ReadPlan, hot: Tensor) -> Asked:
+        """After `admit` of `plan`, and `commit` of the batch before it: ask for the rows that were left out.
+
+        `hot` [U], with capacity 0: which gradients of the batch before go along, in the order of its rows; the others
+        wait for the next round.
+        """
+        late, later = plan.late_slots, self._staged  # what was evicted meanwhile can wait, too
+        self._staged = []
+        if not self.held_back:
+            gradients = later.pop()
+            self._staged.append(gradients.pushes(torch.nonzero(hot).flatten()))
+            later.append(gradients.pushes(torch.nonzero(~hot).flatten()))
+        judged, missed = (late, late[:0]) if self.held_back else (late[:0], late)
+        asked = self._ask(judged, self.slots.row[missed], missed)
+        self._staged = later
+        return asked
+
+    def _ask(self, judged: Ints, new_rows: Ints, new_slots: Ints) -> Asked:
+        """Staged pushes, and for the slots `judged` what they need; the rows missed are fetched: [m] and [m]."""
+        rows, clock = self.slots.row[judged], self.copies.clock_at_read(judged)
+        own, noticed, checked = self._judge(judged, clock)
+        request = self._take_pushes(judged[own])
+        self.copies.pushed(judged[own], request)
+        self.copies.noticed[judged[checked]] = NONE
+        request.fetch_rows = torch.from_numpy(np.concatenate([new_rows, rows[own], rows[noticed]]))
+        request.fetch_again = torch.zeros(len(request.fetch_rows), dtype=torch.bool)
+        request.fetch_again[len(new_rows) : len(new_rows) + len(own)] = True
+        request.check_rows = torch.from_numpy(rows[checked])
+        request.check_clock = torch.from_numpy(clock[checked])
+        return Asked(
+            request=request,
+            slots_asked=judged if self.held_back else new_slots,
+            new_slots=new_slots,
+            stale_slots=judged[np.concatenate([own, noticed])],
+            check_slots=judged[checked],
+            own_invalid=len(own),
+        )
 
     def _judge(self, slots: Ints, clock: Ints) -> tuple[Ints, Ints, Ints]:
         """Positions in `slots` [U] of the copies that break their own bound, of those that are known to break the
@@ -131,20 +158,23 @@ class Cache:
             broken = doubted & breaks_others_bound(known, clock, self.bound)
         return np.flatnonzero(own), np.flatnonzero(broken), np.flatnonzero(doubted & ~broken)
 
-    def admit(self, plan: ReadPlan, reply: Reply) -> None:
-        """Take up the owners' answer (merged by route.py); after it the slots may be read."""
-        fetched, new = self._fetched(plan, reply), len(plan.new_slots)
-        invalid = plan.check_slots[_ints(reply.invalid)]
-        self.copies.put(plan.new_slots, fetched.part(slice(new)))
-        self.copies.rebase(plan.stale_slots, fetched.part(slice(new, None)))
+    def admit(self, asked: Asked, reply: Reply) -> None:
+        """Take up the owners' answer (merged by route.py); after it the slots asked for may be read."""
+        if isinstance(asked, ReadPlan):
+            self._open = None
+            if len(reply.late):
+                _leave_out(asked, reply)
+        fetched, new = self._fetched(asked, reply), len(asked.new_slots)
+        invalid = asked.check_slots[_ints(reply.invalid)]
+        self.copies.put(asked.new_slots, fetched.part(slice(new)))
+        self.copies.rebase(asked.stale_slots, fetched.part(slice(new, None)))
         self.copies.rebase(invalid, self._found_invalid(reply))
         self._take_notices(reply)
-        self.copies.reading[plan.touched] = True
-        self._open = None
-        self.counters.hits += len(plan.touched) - new - len(plan.stale_slots) - len(invalid)
+        self.copies.reading[asked.slots_asked] = True
+        self.counters.hits += len(asked.slots_asked) - new - len(asked.stale_slots) - len(invalid)
         self.counters.misses += new
-        self.counters.invalid += len(invalid) + len(plan.stale_slots) - plan.own_invalid
-        self.counters.own_invalid += plan.own_invalid
+        self.counters.invalid += len(invalid) + len(asked.stale_slots) - asked.own_invalid
+        self.counters.own_invalid += asked.own_invalid
 
     def _found_invalid(self, reply: Reply) -> Fetched:
         device = self.copies.value.device
@@ -155,9 +185,9 @@ class Cache:
             _ints(reply.invalid_applied),
         )
 
-    def _fetched(self, plan: ReadPlan, reply: Reply) -> Fetched:
+    def _fetched(self, asked: Asked, reply: Reply) -> Fetched:
         """All fetched rows [N]. Of those not sent, missed ones are made here and the others are what they were."""
-        device, sent, new = self.copies.value.device, _array(reply.stored), len(plan.new_slots)
+        device, sent, new = self.copies.value.device, _array(reply.stored), len(asked.new_slots)
         count = len(sent)
         clock, applied = np.zeros(count, np.int64), np.zeros(count, np.int64)
         if len(reply.clock):
@@ -174,9 +204,9 @@ class Cache:
             clock,
             applied,
         )
-        self._make_initial(whole.value[:new], plan.request.fetch_rows[:new], sent[:new])
+        self._make_initial(whole.value[:new], asked.request.fetch_rows[:new], sent[:new])
         kept = np.flatnonzero(~sent[new:])
-        whole.replace(new + kept, self.copies.bases(plan.stale_slots[kept]))
+        whole.replace(new + kept, self.copies.bases(asked.stale_slots[kept]))
         return whole
 
     def _make_initial(self, out: Tensor, rows: Tensor, sent: NDArray[np.bool_]) -> None:
@@ -221,7 +251,8 @@ class Cache:
         self.copies.current[plan.touched] += 1
         self.copies.reading[plan.touched] = False
         if not self.held_back:
-            self._release(plan.touched)
+            with self._sparing() as spared:
+                self._release(plan.touched[~spared[plan.touched]])
         elif self._evicts:
             self._policy.used(plan.touched)
             coming = 0 if self._open is None else len(self._open.new_slots)
@@ -230,15 +261,21 @@ class Cache:
                 self._evict(excess)
 
     def _evict(self, count: int) -> None:
-        spared = np.empty(0, np.int64) if self._open is None else self._open.touched
-        self._spared[spared] = True
-        victims = self._policy.victims(count, self._spared)
-        self._spared[spared] = False
+        with self._sparing() as spared:
+            victims = self._policy.victims(count, spared)
         dirty = victims[self.copies.pending(victims) > 0]
         if len(dirty):
             self._staged.append(self._pushes(dirty))
         self._release(victims)
         self.counters.evictions += len(victims)
+
+    @contextmanager
+    def _sparing(self) -> Iterator[NDArray[np.bool_]]:
+        """By slot, whether the batch begun meanwhile reads it."""
+        spared = np.empty(0, np.int64) if self._open is None else self._open.touched
+        self._spared[spared] = True
+        yield self._spared
+        self._spared[spared] = False
 
     def _release(self, slots: Ints) -> None:
         self.slots.release(slots)
@@ -296,7 +333,9 @@ class Cache:
         return np.array_equal(slots, np.flatnonzero(self.copies.reading))
 
     def forget_read(self) -> None:
-        """The batch that was read ahead will not come; its rows stay."""
+        """The batch that was read ahead will not come; its rows stay, where any do."""
+        if not self.held_back:
+            self._release(np.flatnonzero(self.copies.reading))
         self.copies.reading[:] = False
 
     def reread(self, rows: Tensor) -> ReadPlan:
@@ -305,8 +344,12 @@ class Cache:
         slots = self.slots.find(lookups)
         last = self.slots.last_lookups(slots)
         request = Request.empty(self.space.dim, self.copies.state.shape[1])
-        distinct, nothing = torch.from_numpy(lookups[last]), np.empty(0, np.int64)
-        return ReadPlan(torch.from_numpy(slots), distinct, slots[last], request, nothing, nothing, nothing, 0)
+        nothing = last[:0]
+        asked = Asked(request, slots[last], nothing, nothing, nothing, 0)
+        rows_read = torch.from_numpy(lookups[last])
+        return ReadPlan(
+            **vars(asked), slots=torch.from_numpy(slots), rows=rows_read, touched=slots[last], late_slots=nothing
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides on later steps, to resume bit for bit; only held rows are saved.
@@ -332,6 +375,14 @@ class Cache:
         self._staged = [Request.from_fields([t.clone() for t in part]) for part in state["staged"]]
         self.counters = Counters(**state["counters"])
         self.observed_staleness_max = int(state["observed_staleness_max"])
+
+
+def _leave_out(plan: ReadPlan, reply: Reply) -> None:
+    """Make late rows (capacity 0) those of `plan.late_slots`, and plan and reply be about the others alone."""
+    late = _array(reply.late)
+    plan.late_slots, plan.new_slots = plan.new_slots[late], plan.new_slots[~late]
+    plan.slots_asked = plan.new_slots
+    plan.request.fetch_rows, reply.stored = plan.request.fetch_rows[~reply.late], reply.stored[~reply.late]
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:

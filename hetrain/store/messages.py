@@ -5,11 +5,20 @@ D embedding dim, S width of the optimizer state (0 when gradients travel).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from enum import Enum
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
+
+
+class Part(Enum):
+    """Of a round: all of it in one leg, or the leg beside the computation of a batch and the one that waits for it."""
+
+    WHOLE = "whole"
+    EARLY = "early"
+    LATE = "late"
 
 
 class Message:
@@ -37,6 +46,11 @@ def none(device: torch.device | None = None) -> Tensor:
     return torch.empty(0, dtype=torch.int64, device=device)
 
 
+def no_flags() -> Tensor:
+    """[0] bool."""
+    return torch.empty(0, dtype=torch.bool)
+
+
 @dataclass
 class Request(Message):
     """One worker to one owner. A row occurs at most once among the pushes, once among fetches and checks."""
@@ -59,7 +73,22 @@ class Request(Message):
         nothing = none()
         value = torch.empty(0, dim, device=device)
         state = torch.empty(0, state_width, device=device)
-        return Request(nothing, value, state, nothing, nothing, nothing, nothing.bool(), nothing, nothing)
+        return Request(nothing, value, state, nothing, nothing, nothing, no_flags(), nothing, nothing)
+
+    def pushes(self, at: Tensor) -> "Request":
+        """The pushes at positions `at` [k] alone."""
+        nothing, there = none(), at.to(self.push_value.device)
+        return Request(
+            self.push_rows[at],
+            self.push_value.index_select(0, there),
+            self.push_state.index_select(0, there),
+            _counters(self.push_clock, at),
+            _counters(self.push_updates, at),
+            nothing,
+            no_flags(),
+            nothing,
+            nothing,
+        )
 
     @staticmethod
     def fetch(rows: Tensor, dim: int, state_width: int) -> "Request":
@@ -81,10 +110,15 @@ class Request(Message):
             torch.cat([p.push_clock for p in parts]),
             torch.cat([p.push_updates for p in parts]),
             nothing,
-            nothing.bool(),
+            no_flags(),
             nothing,
             nothing,
         )
+
+
+def _counters(counters: Tensor, at: Tensor) -> Tensor:
+    """`counters` [M] at `at`; [0] where they do not travel."""
+    return counters[at] if counters.numel() else counters
 
 
 @dataclass
@@ -94,6 +128,7 @@ class Reply(Message):
     A fetched row that no push ever reached is not sent: whoever asked makes it (store/initial.py). Nor is a row
     fetched again that nobody else changed since the copy was fetched: with the push of this request it is the copy.
     State is [., 0] where gradients travel, and clocks are [0] there; the applied fields are [0] unless auditing is on.
+    The last two are [0] but in the early leg with an empty cache (store/flight.py); there late rows are not sent.
     """
 
     stored: Tensor  # [N] bool: whether the row is sent; K are
@@ -108,6 +143,8 @@ class Reply(Message):
     invalid_applied: Tensor  # [V] int64, or [0]
     notice_rows: Tensor  # [X] int64: rows whose copy may break the others' bound from now on
     notice_clock: Tensor  # [X] int64: c_g
+    late: Tensor = field(default_factory=no_flags)  # [N] bool: to be fetched in the late leg
+    hot: Tensor = field(default_factory=no_flags)  # of the rows fetched in the round before: to be pushed there
 
     CHANNELS = (
         "ids",
@@ -122,4 +159,6 @@ class Reply(Message):
         "audit",
         "ids",
         "clocks",
+        "ids",
+        "ids",
     )

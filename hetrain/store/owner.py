@@ -10,10 +10,12 @@ from torch import Tensor
 from hetrain.consistency import ClockRule, breaks_others_bound, staleness_bound
 from hetrain.errors import ConfigError
 from hetrain.optim import RowOptimizer
+from hetrain.store.clocks_before import ClocksBefore
 from hetrain.store.difference import decode
 from hetrain.store.directory import NONE, Directory, directory_columns
+from hetrain.store.flight import Flight
 from hetrain.store.initial import InitialRows
-from hetrain.store.messages import Reply, Request, none
+from hetrain.store.messages import Part, Reply, Request, no_flags, none
 from hetrain.store.owner_columns import directing_copies, owner_columns, sends_notices
 from hetrain.store.row_memory import make_row_memory
 from hetrain.store.space import Placement, RowSpace
@@ -81,7 +83,8 @@ class Owner:
         self._directory = Directory(self.memory, workers, self.bound, notices=noticing) if directing else None
         self._device, self._hashed = device, index == "hash"
         self._undo: UndoLog | None = None
-        self._before = (none(device), none(device))  # rows pushed in the newest round, their c_g before; when auditing
+        self._before = ClocksBefore()  # when auditing
+        self._flight = Flight()
 
     @property
     def value(self) -> Tensor:
@@ -114,25 +117,31 @@ class Owner:
 
     # -- a round ----------------------------------------------------------------------------------
 
-    def serve(self, requests: Sequence[Request]) -> list[Reply]:
-        """One round: the requests of all workers to this owner, in their order; a reply for each.
+    def serve(self, requests: Sequence[Request], part: Part = Part.WHOLE, block: int = 0) -> list[Reply]:
+        """One round, or a `part` and `block` of it: the requests of all workers, in their order; a reply for each.
 
         (1) checks against the clocks as the previous round left them, (2) all pushes in worker order,
-        (3) fetched and invalid rows answered, (4) notices, which bind the reads of the next round.
+        (3) fetched and invalid rows answered, (4) notices, which bind the reads of the next round. Of a round's blocks
+        each is about other rows, and block 0 is the first of its part.
         """
+        if block == 0 and part is not Part.LATE and self._undo is None:
+            self._before.open()
         requests = [request.to(self._device) for request in requests]
         place = self.memory.place if self._undo is None else self.memory.locate
         pushes = [place(request.push_rows) for request in requests]
         fetched = [place(request.fetch_rows) for request in requests]
         checked = [self.local_of(request.check_rows) for request in requests]
+        late = hot = [no_flags()] * len(requests)
+        if part is Part.EARLY and not self.held_back:
+            late, hot = self._flight.turn(block, fetched, self.memory["mark"])
         invalid = [self._check(rows, request) for rows, request in zip(checked, requests, strict=True)]
         pushed = self._apply(requests, pushes)
         answers = [
-            (*self._answer(worker, fetch, request.fetch_again), bad, *self._rows(check[bad]))
+            (*self._answer(worker, fetch, request.fetch_again, late[worker]), bad, *self._rows(check[bad]))
             for worker, (request, fetch, check, bad) in enumerate(zip(requests, fetched, checked, invalid, strict=True))
         ]
         notices = self._direct(requests, pushed, fetched, checked, invalid)
-        return [Reply(*answer, *notice) for answer, notice in zip(answers, notices, strict=True)]
+        return [Reply(*rest, *notice, *flags) for rest, notice, *flags in zip(answers, notices, late, hot, strict=True)]
 
     def _check(self, rows: Tensor, request: Request) -> Tensor:
         """Positions [V] of the checks, of local `rows` [C], that break the others' bound."""
@@ -149,7 +158,6 @@ class Owner:
         """Merge the pushes of a round, in worker order; the distinct local rows [U] that were pushed."""
         workers = [worker for worker, request in enumerate(requests) if request.push_rows.numel()]
         if not workers:
-            self._before = none(self._device), none(self._device)
             return none(self._device)
         pushing, rows = [requests[worker] for worker in workers], [pushes[worker] for worker in workers]
         distinct, places = self._distinct(rows)
@@ -157,8 +165,8 @@ class Owner:
             self._undo.record(distinct)
         elif self._directory is not None:
             self._directory.pushed(workers, rows, distinct, places)
-        if self.audit:
-            self._before = distinct, self.clock.index_select(0, distinct)
+        if self.audit and self._undo is None:
+            self._before.record(distinct, self.clock.index_select(0, distinct))
         if self.held_back:
             self._add_differences(rows, pushing)
         else:
@@ -219,7 +227,9 @@ class Owner:
             places.append(mark.index_select(0, part).long())
         return torch.cat(touched), places
 
-    def _answer(self, worker: int, rows: Tensor, again: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _answer(
+        self, worker: int, rows: Tensor, again: Tensor, late: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Which of local `rows` [N] have to be sent, and those."""
         if self._undo is not None:  # rows never seen are still initial
             sent = rows >= 0
@@ -228,6 +238,8 @@ class Owner:
             sent = self.memory["touched"].index_select(0, rows)
             if self._directory is not None:
                 sent &= ~(again & self._directory.is_alone(worker, rows))
+            if len(late):
+                sent &= ~late
         return sent, *self._rows(rows[sent])
 
     def _rows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -272,14 +284,11 @@ class Owner:
 
     def clocks_before(self, rows: Tensor) -> Tensor:
         """Clocks of local `rows` [n] as the round before the newest one left them; needs `audit`."""
-        pushed, clock = self._before
-        before = self.clock.index_select(0, rows)
-        order = torch.argsort(pushed)
-        at = torch.searchsorted(pushed[order], rows).clamp_(max=max(len(pushed) - 1, 0))
-        if len(pushed):
-            hit = pushed[order][at] == rows
-            before[hit] = clock[order][at[hit]]
-        return before
+        return self._before.of(rows, self.clock.index_select(0, rows))
+
+    def forget_flight(self) -> None:
+        """The batches read ahead will not come."""
+        self._flight.forget()
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -288,13 +297,12 @@ class Owner:
         """While open, pushes served change what is read; at exit every bit is as before."""
         if self._undo is not None:
             raise RuntimeError("a view of this owner is open already")
-        before = self._before
         self._undo = UndoLog(self._tensors())
         try:
             yield
         finally:
             self._undo.restore()
-            self._undo, self._before = None, before
+            self._undo = None
 
     def _tensors(self) -> dict[str, Tensor]:
         names = ("value", "state", "clock", "touched", *(("applied",) if self.audit else ()))
@@ -312,7 +320,7 @@ class Owner:
     def start_over(self, placed: Tensor | None) -> None:
         """Forget every row. `placed`: rows [n], global, that get the first positions in this order."""
         self.memory.reset()
-        self._before = none(self._device), none(self._device)
+        self._before.open()
         if placed is not None:
             self.memory.place(placed.to(self._device))
 
@@ -351,6 +359,7 @@ class Owner:
             "value": log.before["value"].clone(),
             "state": log.before["state"].clone(),
             "observed_staleness_max": self.observed_staleness_max,
+            "flight": self._flight.state_dict(),
             "placed": self.memory.rows() if self._hashed else none(),  # in the order of their positions
         }
 
@@ -365,9 +374,11 @@ class Owner:
         self.value.index_copy_(0, rows, state["value"].to(self._device))
         self.state.index_copy_(0, rows, state["state"].to(self._device))
         self.observed_staleness_max = int(state["observed_staleness_max"])
+        self._flight.load_state_dict(state["flight"], self._device)
 
     def _reset(self) -> None:
         """Clocks at 0, no copies; a row counts as touched when it is not what it starts as."""
+        self._flight.forget()
         for name, tensor in self._bookkeeping().items():
             tensor.fill_(NONE if name == "held" else 0)
         touched, rows = self.memory["touched"], self.memory.rows()

@@ -1,4 +1,4 @@
-"""What one batch reads through the cache."""
+"""What one batch reads through the cache, and what it asks the owners for."""
 
 from dataclasses import dataclass
 
@@ -9,21 +9,28 @@ from hetrain.store.messages import Request
 
 
 @dataclass
-class ReadPlan:
-    """Made by `Cache.begin`, taken back by `admit` and `commit`. Suffixes: n lookups, U distinct rows.
+class Asked:
+    """Rows whose copies are made, or found, valid in one exchange.
 
-    `request` goes to the owners (split by route.py) and its reply to `Cache.admit`; only then may the
-    slots be read.
+    `request` goes to the owners (split by route.py) and its reply to `Cache.admit`; only then may the rows be read.
     """
 
-    slots: Tensor  # [n] int64, CPU: slot of every lookup
-    rows: Tensor  # [U] int64: distinct rows, in the order of their last lookup
-    touched: Ints  # [U] their slots
     request: Request  # staged and own-invalid pushes; fetches: missed, own-invalid, noticed rows; checks: doubted ones
+    slots_asked: Ints  # [A] slots of all rows this is about, those found valid in silence included
     new_slots: Ints  # [m] where missed rows go
     stale_slots: Ints  # [k] of the cached rows that are fetched anew, the own-invalid ones first
     check_slots: Ints  # [C] of the checked rows
     own_invalid: int  # cached rows that hold back more than the bound: pushed and fetched again
+
+
+@dataclass
+class ReadPlan(Asked):
+    """Made by `Cache.begin`, taken back by `admit` and `commit`. Suffixes: n lookups, U distinct rows."""
+
+    slots: Tensor  # [n] int64, CPU: slot of every lookup
+    rows: Tensor  # [U] int64: distinct rows, in the order of their last lookup
+    touched: Ints  # [U] their slots
+    late_slots: Ints  # [l] those that wait for the batch in flight: `Cache.begin_late` asks for them
 
     @property
     def unique_slots(self) -> Tensor:

@@ -15,60 +15,64 @@ INVALID = ("invalid", "invalid_value", "invalid_state", "invalid_clock", "invali
 
 @dataclass
 class Routed:
-    """One request cut into one part per owner; `merge` undoes the cut on their replies."""
+    """One request cut into one part per block and owner; `merge` undoes the cut on their replies."""
 
-    requests: list[Request]  # by owner rank
-    fetch_order: list[Tensor]  # per owner, positions of its fetches in the whole request
+    requests: list[list[Request]]  # by block, then owner rank
+    fetch_order: list[Tensor]  # of each part, block after block: positions of its fetches in the whole request
     check_order: list[Tensor]
 
-    def merge(self, replies: Sequence[Reply]) -> Reply:
-        """The reply to the whole request: rows in the order asked, invalid positions ascending; integers on the CPU."""
-        parts = {f.name: [getattr(reply, f.name) for reply in replies] for f in fields(Reply)}
+    def merge(self, replies: Sequence[Sequence[Reply]]) -> Reply:
+        """The reply to the whole request: rows in the order asked, invalid positions ascending; integers on the CPU.
+
+        `replies`: by block, then owner rank. `hot`, which is about the request before this one, is in no order yet.
+        """
+        flat = [reply for of_block in replies for reply in of_block]
+        parts = {f.name: [getattr(reply, f.name) for reply in flat] for f in fields(Reply)}
         whole = {
             name: torch.cat([t if t.is_floating_point() else t.cpu() for t in part]) for name, part in parts.items()
         }
-        fetched, stored = torch.cat(self.fetch_order), whole["stored"]
-        invalid = torch.cat([order[r.invalid.cpu()] for order, r in zip(self.check_order, replies, strict=True)])
-        whole["stored"], whole["invalid"] = torch.empty_like(stored).index_copy_(0, fetched, stored), invalid
-        for names, positions in ((FETCHED, fetched[stored]), (INVALID, invalid)):
+        stored = whole["stored"]
+        invalid = torch.cat([order[r.invalid.cpu()] for order, r in zip(self.check_order, flat, strict=True)])
+        whole["invalid"] = invalid
+        for names, positions in ((FETCHED, torch.cat(self.fetch_order)[stored]), (INVALID, invalid)):
             order = torch.argsort(positions)
             for name in names:
                 if len(whole[name]):  # clocks and counts may not travel
                     whole[name] = whole[name].index_select(0, order.to(whole[name].device))
+        whole |= {name: self.in_order(whole[name]) for name in ("stored", "late") if len(whole[name])}
         return Reply(**whole)
 
+    def in_order(self, flags: Tensor) -> Tensor:
+        """`flags` [N] of the rows fetched, part after part, in the order they were asked for."""
+        return torch.empty_like(flags).index_copy_(0, torch.cat(self.fetch_order), flags)
 
-def split(request: Request, placement: Placement) -> Routed:
-    """Cut `request` by owner. Rows ascend within each part: so their numbers travel in few bytes."""
+
+def split(request: Request, placement: Placement, blocks: int = 1) -> Routed:
+    """Cut `request` by block (row number modulo `blocks`) and owner.
+
+    Rows ascend within each part: so their numbers travel in few bytes.
+    """
     push, fetch, check = (
-        _by_owner(placement, rows) for rows in (request.push_rows, request.fetch_rows, request.check_rows)
+        _by_part(placement, rows, blocks) for rows in (request.push_rows, request.fetch_rows, request.check_rows)
     )
-    requests = [
-        Request(
-            request.push_rows[push[owner]],
-            request.push_value.index_select(0, push[owner].to(request.push_value.device)),
-            request.push_state.index_select(0, push[owner].to(request.push_state.device)),
-            _part(request.push_clock, push[owner]),
-            _part(request.push_updates, push[owner]),
-            request.fetch_rows[fetch[owner]],
-            request.fetch_again[fetch[owner]],
-            request.check_rows[check[owner]],
-            request.check_clock[check[owner]],
-        )
-        for owner in range(placement.world_size)
-    ]
-    return Routed(requests, fetch, check)
+    parts = []
+    for pushed, fetched, checked in zip(push, fetch, check, strict=True):
+        part = request.pushes(pushed)
+        part.fetch_rows, part.fetch_again = request.fetch_rows[fetched], request.fetch_again[fetched]
+        part.check_rows, part.check_clock = request.check_rows[checked], request.check_clock[checked]
+        parts.append(part)
+    owners = placement.world_size
+    return Routed([parts[first : first + owners] for first in range(0, len(parts), owners)], fetch, check)
 
 
-def _part(counters: Tensor, at: Tensor) -> Tensor:
-    """`counters` [M] at `at`; [0] where they do not travel."""
-    return counters[at] if counters.numel() else counters
-
-
-def _by_owner(placement: Placement, rows: Tensor) -> list[Tensor]:
-    """Positions of `rows` [n] per owner, in the order of ascending rows."""
+def _by_part(placement: Placement, rows: Tensor, blocks: int) -> list[Tensor]:
+    """Positions of `rows` [n] per block and owner, in the order of ascending rows."""
     order = torch.argsort(rows)
-    if placement.world_size == 1:
+    owners = placement.world_size
+    if owners == blocks == 1:
         return [order]
-    owner = placement.owner_of(rows[order])
-    return [order[owner == rank] for rank in range(placement.world_size)]
+    ascending = rows[order]
+    part = placement.owner_of(ascending)
+    if blocks > 1:
+        part = part + owners * (ascending % blocks)
+    return [order[part == number] for number in range(blocks * owners)]

@@ -1,6 +1,7 @@
 """Rounds: one lockstep exchange of all ranks, requests of workers to owners and replies back."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -8,18 +9,18 @@ import torch.distributed as dist
 
 from hetrain.roles import Roles
 from hetrain.store.audit import AuditReport
-from hetrain.store.messages import Message, Reply, Request
+from hetrain.store.messages import Message, Part, Reply, Request
 from hetrain.telemetry import Traffic
 from hetrain.transport.leg import Leg, ShortLeg, SizedLeg
 from hetrain.transport.wire import BITS, Codec, Layout
 
-REQUEST_TAG, REPLY_TAG = 100, 102  # each leg uses its tag and the next one
+FIRST_TAG, TAGS_PER_LEG = 100, 2
 
 
 class Server(Protocol):
     """The part of an owner that a round needs."""
 
-    def serve(self, requests: Sequence[Request]) -> list[Reply]:
+    def serve(self, requests: Sequence[Request], part: Part = Part.WHOLE, block: int = 0) -> list[Reply]:
         """Answer the requests of all workers, given in rank order."""
         ...
 
@@ -40,11 +41,13 @@ class CollectiveTransport:
         group: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
         servers: int = 0,
+        blocks: int = 1,
     ) -> None:
         """`widths`: columns of a row and of the optimizer state that travels with it, per owner.
 
         `group`: None without other ranks or for all of them. `device`: where NCCL sends from.
         `servers`: the group's last ranks, which alone own rows and never ask; such a group has gloo.
+        `blocks`: the most that `exchange_blocks` is given; with NCCL one.
         """
         self._owners = list(owners)
         self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
@@ -56,16 +59,21 @@ class CollectiveTransport:
         reports = Layout(AuditReport.CHANNELS, (None,) * len(AuditReport.CHANNELS))
         self._reports = Codec([reports] * len(self._owners), traffic, overhead="audit")
         self._group, self._device = group, torch.device("cpu")
-        self._legs: tuple[Leg, ...] = ()
+        self._legs: list[tuple[Leg, Leg]] = []  # of each block: requests, replies
         if self.world_size > 1 and dist.get_backend(group) == "gloo":
-            self._legs = (
-                ShortLeg(self._requests.length, REQUEST_TAG, timeout_s, group, roles=self._roles),
-                ShortLeg(self._replies.length, REPLY_TAG, timeout_s, group, roles=self._roles, answers=True),
-            )
+            self._legs = [self._short_legs(block, timeout_s) for block in range(blocks)]
         elif self.world_size > 1:
             assert not servers, "a server has no GPU to send from"
             self._device = device or self._device
-            self._legs = tuple(SizedLeg(self._device, timeout_s, group) for _ in range(2))
+            asking, answering = (SizedLeg(self._device, timeout_s, group) for _ in range(2))
+            self._legs = [(asking, answering)]
+
+    def _short_legs(self, block: int, timeout_s: float) -> tuple[Leg, Leg]:
+        tag = FIRST_TAG + 2 * TAGS_PER_LEG * block
+        asking = ShortLeg(self._requests.length, tag, timeout_s, self._group, roles=self._roles)
+        tag += TAGS_PER_LEG
+        answering = ShortLeg(self._replies.length, tag, timeout_s, self._group, roles=self._roles, answers=True)
+        return asking, answering
 
     @property
     def concurrent(self) -> bool:
@@ -74,19 +82,26 @@ class CollectiveTransport:
         gloo tells them apart by their tags. Two threads on one NCCL communicator could issue their operations in
         another order on another rank, and wait for each other for ever.
         """
-        return bool(self._legs) and all(isinstance(leg, ShortLeg) for leg in self._legs)
+        return bool(self._legs) and isinstance(self._legs[0][0], ShortLeg)
 
     @property
     def waited_s(self) -> float:
         """Seconds this rank waited for others since the start."""
-        return sum(leg.waited_s for leg in self._legs)
+        return sum(leg.waited_s for leg in self._all_legs())
 
-    def exchange(self, requests: Sequence[Sequence[Request]] = ()) -> list[list[Reply]]:
-        """One round.
+    def exchange(self, requests: Sequence[Sequence[Request]] = (), part: Part = Part.WHOLE) -> list[list[Reply]]:
+        """One round, or one of its parts, in a single block; see `exchange_blocks`."""
+        return self.exchange_blocks([requests], part)[0]
+
+    def exchange_blocks(
+        self, blocks: Sequence[Sequence[Sequence[Request]]], part: Part = Part.WHOLE
+    ) -> list[list[list[Reply]]]:
+        """One round, or one of its parts. While a block is answered the requests of the next one are on their way.
 
         Args:
-            requests: by peer rank, this one included, then by width group; those to a rank without rows are dropped.
-                A server gives none.
+            blocks: equally many on every rank. Of each the requests by peer rank, this one included, then by width
+                group; those to a rank without rows are dropped. A server gives none.
+            part: the owners are told.
 
         Returns:
             The replies in the same shape, empty ones from ranks without rows; on a server none. Their floats may lie
@@ -95,38 +110,60 @@ class CollectiveTransport:
         Raises TrainingError naming the rank that did not answer in time.
         """
         if self.world_size == 1:
-            return [[owner.serve([request])[0] for owner, request in zip(self._owners, requests[0], strict=True)]]
-        asking, answering = self._legs
-        asking.post()
-        answering.post()
-        asking.send(self._packed(self._requests, requests, self._roles.owners))
+            return [
+                [[owner.serve([r], part, b)[0] for owner, r in zip(self._owners, requests[0], strict=True)]]
+                for b, requests in enumerate(blocks)
+            ]
+        legs = self._legs[: len(blocks)]
+        for asking, answering in legs:
+            asking.post()
+            answering.post()
+        for (asking, _), requests in zip(legs, blocks, strict=True):
+            asking.send(self._packed(self._requests, requests, self._roles.owners))
+        answers = [self._answer(b, requests, part) for b, requests in enumerate(blocks)]
+        arrived = [answering.receive() for _, answering in legs]
+        return [self._complete(ours, theirs) for ours, theirs in zip(answers, arrived, strict=True)]
+
+    def _answer(self, block: int, requests: Sequence[Sequence[Request]], part: Part) -> list[list[Reply]]:
+        """Receive all workers' requests of a block and send the replies; returns them by worker."""
+        (asking, answering), workers = self._legs[block], range(self._roles.workers)
         arrived, answers = asking.receive(), []
-        workers = range(self._roles.workers)
         if self._owns:
             asked = [requests[p] if (b := arrived[p]) is None else _requests(self._requests, b) for p in workers]
-            by_owner = [owner.serve([peer[g] for peer in asked]) for g, owner in enumerate(self._owners)]
+            by_owner = [owner.serve([peer[g] for peer in asked], part, block) for g, owner in enumerate(self._owners)]
             answers = [[replies[p] for replies in by_owner] for p in workers]
         answering.send(self._packed(self._replies, answers, workers))
-        arrived = answering.receive()
-        return self._complete(answers, arrived) if self._asks else []
+        return answers
 
     def _complete(self, answers: Sequence[list[Reply]], arrived: Sequence[torch.Tensor | None]) -> list[list[Reply]]:
-        """Replies by peer rank: our own, those that arrived, and empty ones for ranks without rows."""
+        """Replies by peer rank: our own, those that arrived, and empty ones for ranks without rows. A server has none."""
+        if not self._asks:
+            return []
         found = {p: answers[p] if (b := arrived[p]) is None else _replies(self._replies, b) for p in self._roles.owners}
         nothing = [_nothing(reply) for reply in found[self._roles.owners[0]]] if self._roles.servers else []
         return [found.get(p, nothing) for p in range(self.world_size)]
 
     def agree(self, yes: bool) -> bool:
         """Whether all ranks say yes."""
+        return bool(self._reduce(int(yes), dist.ReduceOp.MIN))
+
+    def most(self, count: int) -> int:
+        """The largest count that any rank gives."""
+        return self._reduce(count, dist.ReduceOp.MAX)
+
+    def _reduce(self, number: int, operation: dist.ReduceOp.RedOpType) -> int:
         if self.world_size == 1:
-            return yes
-        answer = torch.tensor(int(yes), device=self._device)
-        dist.all_reduce(answer, dist.ReduceOp.MIN, group=self._group)
-        return bool(answer)
+            return number
+        answer = torch.tensor(number, device=self._device)
+        dist.all_reduce(answer, operation, group=self._group)
+        return int(answer)
+
+    def _all_legs(self) -> Iterator[Leg]:
+        return itertools.chain.from_iterable(self._legs)
 
     def drain(self) -> None:
         """Wait until everything sent has left: before the process group goes away."""
-        for leg in self._legs:
+        for leg in self._all_legs():
             leg.drain()
 
     def collect(self, reports: Sequence[Sequence[AuditReport]] = ()) -> list[list[AuditReport]]:
@@ -136,7 +173,7 @@ class CollectiveTransport:
         """
         if self.world_size == 1:
             return [list(of_peer) for of_peer in reports]
-        leg = self._legs[0]
+        leg = self._legs[0][0]
         leg.post()
         leg.send(self._packed(self._reports, reports, self._roles.owners))
         arrived = leg.receive()
@@ -163,7 +200,7 @@ def _nothing(reply: Reply) -> Reply:
 
 # float fields are [., D] or [., S]; None: integers [.]; bits: flags [.]
 REQUEST_WIDTHS = (None, "D", "S", None, None, None, "bits", None, None)
-REPLY_WIDTHS = ("bits", "D", "S", None, None, None, "D", "S", None, None, None, None)
+REPLY_WIDTHS = ("bits", "D", "S", None, None, None, "D", "S", None, None, None, None, "bits", "bits")
 
 
 def _layout(channels: tuple[str, ...], widths: tuple[str | None, ...], dim: int, state_width: int) -> Layout:

@@ -12,7 +12,7 @@ from hetrain.optim import RowOptimizer
 from hetrain.store.audit import audit_report, missed_updates, split_report
 from hetrain.store.cache import Cache
 from hetrain.store.initial import initial_rows
-from hetrain.store.messages import Request
+from hetrain.store.messages import Part, Request
 from hetrain.store.owner import Owner
 from hetrain.store.route import split
 from hetrain.store.space import Placement, RowSpace
@@ -37,6 +37,7 @@ class Setup:
     optimizer: str = "sgd"
     directory: bool = False
     prefetch: bool = False
+    blocks: int = 1
     audit: bool = True
     index: str = "array"
     lr: float = 0.1
@@ -47,6 +48,11 @@ class Setup:
     @property
     def rows(self) -> int:
         return sum(self.tables)
+
+    @property
+    def late(self) -> bool:
+        """Whether a round read ahead has a late leg."""
+        return self.prefetch and (self.capacity == 0 or self.staleness < 1)
 
     @property
     def notices(self) -> bool:
@@ -78,6 +84,7 @@ class Loopback:
         self.optimizer = RowOptimizer(setup.optimizer, setup.lr, setup.eps)
         self.owners = [self._owner(rank) for rank in range(ranks)]
         self.caches = [self._cache() for _ in range(setup.world)]
+        self.asked = []  # in the newest round, by worker: the order in which owners speak of its rows
 
     def _owner(self, rank):
         setup = self.setup
@@ -115,30 +122,67 @@ class Loopback:
             audit=setup.audit,
             directory=setup.directory and setup.capacity > 0,
             count_updates=setup.clock == "sum" and setup.capacity > 0,
+            late_leg=setup.late,
             index=setup.index,
         )
 
-    def exchange(self, requests):
-        """By worker, whole requests; returns by worker the merged replies and the parts sent to each owner."""
-        routed = [split(request, self.placement) for request in requests]
-        by_owner = [owner.serve([r.requests[o] for r in routed]) for o, owner in enumerate(self.owners)]
-        replies = [r.merge([answers[w] for answers in by_owner]) for w, r in enumerate(routed)]
-        return replies, [r.requests for r in routed]
+    def exchange(self, requests, part=Part.WHOLE):
+        """By worker, whole requests; returns by worker the merged replies and what was sent to each owner."""
+        routed, replies = self._exchange(requests, part, 1)
+        return replies, [r.requests[0] for r in routed]
+
+    def _exchange(self, requests, part, blocks):
+        routed = [split(request, self.placement, blocks) for request in requests]
+        replies = [[] for _ in requests]
+        for block in range(blocks):
+            parts = [[r.requests[block][o] for r in routed] for o in range(len(self.owners))]
+            by_owner = [owner.serve(asked, part, block) for owner, asked in zip(self.owners, parts, strict=True)]
+            for worker, of_worker in enumerate(replies):
+                of_worker.append([answers[worker] for answers in by_owner])
+        return routed, [r.merge(reply) for r, reply in zip(routed, replies, strict=True)]
 
     def begin(self, batches):
         """The plans by worker."""
         batches = [torch.tensor(batch, dtype=torch.int64) for batch in batches]
         return [cache.begin(batch) for cache, batch in zip(self.caches, batches, strict=True)]
 
+    def fetch(self, plans):
+        """The round in which `plans` are read, its early leg where it has two: the replies by worker."""
+        blocks = self.setup.blocks if self.setup.late else 1
+        asked, replies = self._exchange(
+            [plan.request for plan in plans], Part.EARLY if self.setup.late else Part.WHOLE, blocks
+        )
+        for worker, reply in enumerate(replies):
+            if len(reply.hot):
+                reply.hot = self.asked[worker].in_order(reply.hot)
+        self.asked = asked
+        return replies
+
     def admit(self, plans, replies):
         for cache, plan, reply in zip(self.caches, plans, replies, strict=True):
             cache.admit(plan, reply)
 
-    def read(self, batches):
-        """One round; the plans by worker, admitted, and the requests sent [worker][owner]."""
-        plans = self.begin(batches)
-        replies, sent = self.exchange([plan.request for plan in plans])
+    def begin_late(self, plans, replies):
+        """What the late leg of `plans` asks for, by worker; after `admit` of these `replies`."""
+        return [cache.begin_late(p, r.hot) for cache, p, r in zip(self.caches, plans, replies, strict=True)]
+
+    def fetch_late(self, asked):
+        """The late leg: the replies by worker."""
+        return self._exchange([a.request for a in asked], Part.LATE, self.setup.blocks)[1]
+
+    def arrive(self, plans):
+        """Everything that follows the commit of the batch before `plans`, which were begun during it."""
+        replies = self.fetch(plans)
         self.admit(plans, replies)
+        if self.setup.late:
+            asked = self.begin_late(plans, replies)
+            self.admit(asked, self.fetch_late(asked))
+
+    def read(self, batches):
+        """One round, nothing being in flight; the plans by worker, admitted, and the requests sent [worker][owner]."""
+        plans = self.begin(batches)
+        sent = [split(plan.request, self.placement).requests[0] for plan in plans]
+        self.admit(plans, self.fetch(plans))
         return plans, sent
 
     def write(self, plans, gradients):
@@ -166,6 +210,8 @@ class Loopback:
         self.exchange([cache.pending() for cache in self.caches])
         for cache in self.caches:
             cache.clear()
+        for owner in self.owners:
+            owner.forget_flight()
 
     def touch(self):
         """Have a push that changes nothing reach every row."""

@@ -48,31 +48,40 @@ def answer(part, rank, carry_clocks):
         invalid_applied=nothing,
         notice_rows=torch.full((rank,), rank),
         notice_clock=torch.full((rank,), rank + 50),
+        late=part.fetch_rows % 7 == 0,
+        hot=part.fetch_rows % 11 == 0,
     )
 
 
 @settings(max_examples=100, deadline=None)
-@given(rows, rows, rows, st.integers(1, 4), st.integers(0, 99), st.booleans())
-def test_split_and_merge(push, fetch, check, world, seed, carry_clocks):
+@given(rows, rows, rows, st.integers(1, 4), st.integers(1, 3), st.integers(0, 99), st.booleans())
+def test_split_and_merge(push, fetch, check, world, blocks, seed, carry_clocks):
     placement = Loopback(Setup(world=world, tables=(13, 17), seed=seed)).placement
     request = request_of(push, fetch, check)
     if not carry_clocks:
         request.push_clock = request.push_updates = torch.empty(0, dtype=torch.int64)
-    routed = split(request, placement)
-    replies = []
-    for rank, part in enumerate(routed.requests):
+    routed = split(request, placement, blocks)
+    parts = [(block, rank, routed.requests[block][rank]) for block in range(blocks) for rank in range(world)]
+    replies = [[] for _ in range(blocks)]
+    for block, rank, part in parts:
         for part_rows in (part.push_rows, part.fetch_rows, part.check_rows):
             assert (placement.owner_of(part_rows) == rank).all()
+            assert (part_rows % blocks == block).all()
+            assert torch.equal(part_rows, part_rows.sort().values)
         assert torch.equal(part.push_value[:, 0], part.push_rows + 0.5)
         assert torch.equal(part.push_state[:, 0], part.push_rows.float())
         assert part.push_clock.tolist() == [row + 100 for row in part.push_rows.tolist() if carry_clocks]
         assert part.push_updates.tolist() == [row + 1 for row in part.push_rows.tolist() if carry_clocks]
         assert torch.equal(part.fetch_again, part.fetch_rows % 5 == 0)
         assert torch.equal(part.check_clock, part.check_rows * 2)
-        replies.append(answer(part, rank, carry_clocks))
-    assert sorted(r for part in routed.requests for r in part.push_rows.tolist()) == sorted(push)
+        replies[block].append(answer(part, rank, carry_clocks))
+    assert sorted(r for *_, part in parts for r in part.push_rows.tolist()) == sorted(push)
     whole = routed.merge(replies)
     assert whole.stored.tolist() == [row % 3 != 0 for row in fetch]
+    assert whole.late.tolist() == [row % 7 == 0 for row in fetch]
+    hot = torch.cat([part.fetch_rows % 11 == 0 for *_, part in parts])
+    assert torch.equal(whole.hot, hot)
+    assert routed.in_order(hot).tolist() == [row % 11 == 0 for row in fetch]
     sent = [row for row in fetch if row % 3]
     assert whole.value[:, 0].tolist() == whole.state[:, 0].tolist() == sent
     assert whole.clock.tolist() == (sent if carry_clocks else [])
@@ -80,7 +89,7 @@ def test_split_and_merge(push, fetch, check, world, seed, carry_clocks):
     assert whole.invalid.tolist() == [i for i, row in enumerate(check) if row % 2]
     assert whole.invalid_clock.tolist() == [row for row in check if row % 2]
     assert whole.invalid_value[:, 0].tolist() == whole.invalid_state[:, 0].tolist() == whole.invalid_clock.tolist()
-    noticed = [rank for rank in range(world) for _ in range(rank)]
+    noticed = [rank for rank in range(world) for _ in range(rank * blocks)]
     assert sorted(whole.notice_rows.tolist()) == noticed
     assert torch.equal(whole.notice_clock, whole.notice_rows + 50)
 

@@ -32,7 +32,7 @@ def train(store, steps, between=lambda store: None):
         ahead = store.begin(following[0]) if following and store.setup.prefetch else None
         store.write(plans, [g[p.rows] for p, g in zip(plans, gradients, strict=True)])
         if ahead:
-            store.admit(ahead, store.exchange([plan.request for plan in ahead])[0])
+            store.arrive(ahead)
         between(store)
         if following:
             plans = ahead or store.read(following[0])[0]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hetrain.errors import TrainingError
 from hetrain.store.audit import AuditReport
-from hetrain.store.messages import Reply, Request
+from hetrain.store.messages import Part, Reply, Request
 from hetrain.telemetry import Traffic
 from hetrain.transport.collective import CollectiveTransport
 from hetrain.transport.compact import Writer, words_for
@@ -62,7 +62,7 @@ class _Echo:
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
-    def serve(self, requests: list[Request]) -> list[Reply]:
+    def serve(self, requests: list[Request], part: Part = Part.WHOLE, block: int = 0) -> list[Reply]:
         pushed = sum(float(r.push_value.sum()) for r in requests)
         none = torch.empty(0, dtype=torch.int64)
         return [
