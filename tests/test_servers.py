@@ -17,7 +17,7 @@ from hetrain.config import RunConfig
 from hetrain.data.sample import ensure_sample
 from hetrain.evaluate import area_under_roc
 from tests import small_run
-from tests.engine.server_cases import whole_tables
+from tests.engine.held import whole_tables
 from tests.ranks import run_ranks
 from tests.small_run import config, train
 

@@ -4,15 +4,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from hetrain.config import DenseOptimizerConfig, RowOptimizerConfig, ScheduleConfig
 from hetrain.data.batch import Batch
+from hetrain.engine import Engine
 from hetrain.engine.loss import loss_share
 from hetrain.engine.store_engine import StoreEngine
 from hetrain.engine.store_settings import StoreSettings
-from hetrain.optim import Schedule, dense_optimizer, row_optimizer
+from hetrain.optim import RowOptimizer, Schedule, dense_optimizer, row_optimizer
 from hetrain.planner.plan import Piece, Plan
 from hetrain.store.initial import initial_rows
 from hetrain.tables import Table
@@ -120,43 +122,43 @@ def make_engine(
     optimizer: str,
     *,
     capacity: float,
-    staleness: float = 0,
     dims: tuple[int, ...] = (8, 8, 8),
     traffic: Traffic | None = None,
+    plan: Plan | None = None,
+    workers: dist.ProcessGroup | None = None,
     **settings: Any,
 ) -> StoreEngine:
+    """This rank's engine; `plan`: by default that of make_plan; `settings`: of StoreSettings."""
     tables = make_tables(dims)
     return StoreEngine(
         lambda bags: Net(bags, dims),
         tables,
-        make_plan(tables, world_size),
-        row_optimizer(RowOptimizerConfig(optimizer, 0.3, 1e-8)),
+        plan or make_plan(tables, world_size),
+        make_row_optimizer(optimizer),
         lambda params: dense_optimizer(params, DenseOptimizerConfig("adagrad", 0.1)),
         Schedule(SCHEDULE),
         torch.device("cpu"),
         SEED,
         traffic or Traffic(),
-        StoreSettings(capacity=capacity, staleness=staleness, batch_size=8, timeout_s=30, **settings),
+        make_settings(capacity=capacity, **settings),
+        workers=workers,
     )
 
 
-def train(engine: StoreEngine, data: Iterator[Batch]) -> list[float]:
+def make_row_optimizer(name: str) -> RowOptimizer:
+    return row_optimizer(RowOptimizerConfig(name, 0.3, 1e-8))
+
+
+def make_settings(*, capacity: float, staleness: float = 0, **settings: Any) -> StoreSettings:
+    return StoreSettings(capacity=capacity, staleness=staleness, batch_size=8, timeout_s=30, **settings)
+
+
+def train(engine: Engine, data: Iterator[Batch]) -> list[float]:
     """Summed loss of every step on this rank."""
     losses = []
     while (out := engine.step(data)) is not None:
         losses.append(float(out.loss))
     return losses
-
-
-def tables_of(engine: StoreEngine) -> dict[str, Any]:
-    """This rank's pieces, with held-back updates, as numpy."""
-    with engine.snapshot() as state:
-        return {
-            f"{name}.{key}@{piece.first_row}": tensor.numpy().copy()
-            for name, pieces in state.tables.items()
-            for piece in pieces
-            for key, tensor in {"value": piece.value, **piece.optimizer}.items()
-        } | {name: value.numpy().copy() for name, value in state.dense.items()}
 
 
 class PlainTorch:
