@@ -5,6 +5,7 @@ for. A position is a row's place on that axis. Columns may be bound anew when ro
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -99,7 +100,7 @@ def make_row_memory(
     raise ConfigError(f"store.index={kind}: expected array or hash. Use hash for tables far larger than memory.")
 
 
-class _RowsOfRank:
+class _RowsOfRank(ABC):
     """What either memory is made of: the columns of one rank's rows, `used` of which it holds."""
 
     def __init__(
@@ -116,6 +117,11 @@ class _RowsOfRank:
         self._owned = placement.local_rows[rank]
         self._tensors: dict[str, Tensor] = {}
         self.used = 0
+        self._take_memory()
+
+    @abstractmethod
+    def _take_memory(self) -> None:
+        """Make the columns, and the rows that are there from the start."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name][: self.used]
@@ -129,25 +135,18 @@ class _RowsOfRank:
 class ArrayMemory(_RowsOfRank):
     """Every row of the plan, in the order of `placement.rows_of(rank)`."""
 
-    def __init__(
-        self,
-        placement: Placement,
-        rank: int,
-        columns: Mapping[str, Column],
-        initial: InitialRows,
-        device: torch.device,
-    ) -> None:
-        """See make_row_memory."""
-        super().__init__(placement, rank, columns, initial, device)
+    def _take_memory(self) -> None:
         self.used = self._owned
-        free = available_bytes() if device.type == "cpu" else None
+        free = available_bytes() if self._device.type == "cpu" else None
         if free is not None and free < self.nbytes_used:
             raise self._too_large(f"{free / GIB:.1f} GiB are available")
         try:
             self._tensors = {
-                name: _full(column, self.used, device) for name, column in columns.items() if name != "value"
+                name: _full(column, self.used, self._device)
+                for name, column in self._columns.items()
+                if name != "value"
             }
-            self._tensors["value"] = _empty(columns["value"], self.used, device)
+            self._tensors["value"] = _empty(self._columns["value"], self.used, self._device)
         except RuntimeError as error:
             raise self._too_large("the allocation failed") from error
         self._fill()
@@ -212,19 +211,10 @@ class HashMemory(_RowsOfRank):
     only rows that were placed take memory. Where that cannot be had, columns double when they are full.
     """
 
-    def __init__(
-        self,
-        placement: Placement,
-        rank: int,
-        columns: Mapping[str, Column],
-        initial: InitialRows,
-        device: torch.device,
-    ) -> None:
-        """See make_row_memory."""
-        super().__init__(placement, rank, columns, initial, device)
+    def _take_memory(self) -> None:
         self._index = HashIndex(0)
         self._granted = 0  # rows that may be placed without asking for memory
-        self._reserved = _reservable(self._owned, self._seen_bytes) if device.type == "cpu" else 0
+        self._reserved = _reservable(self._owned, self._seen_bytes) if self._device.type == "cpu" else 0
         try:
             self._allocate(self._reserved)
         except MemoryError:  # the host or a limit of the process refuses address space
