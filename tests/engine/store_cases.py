@@ -16,9 +16,9 @@ from hetrain.engine.store_engine import StoreEngine
 from hetrain.engine.store_settings import StoreSettings
 from hetrain.optim import RowOptimizer, Schedule, dense_optimizer, row_optimizer
 from hetrain.planner.plan import Piece, Plan
-from hetrain.store.initial import initial_rows
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
+from tests.engine.plain_bags import PlainBags
 
 DENSE = 3
 ROWS = (50, 7, 300)
@@ -44,27 +44,6 @@ class Net(nn.Module):
         pooled = self.bags(sparse)
         x = torch.cat([dense, *(pooled[f"f{i}"] for i in range(len(ROWS)))], dim=1)
         return self.out(torch.relu(self.hidden(x))).squeeze(1)
-
-
-class PlainBags(nn.Module):
-    """nn.EmbeddingBag per table, filled with the store's initial rows."""
-
-    def __init__(self, tables: list[Table]) -> None:
-        super().__init__()
-        self.bags = nn.ModuleList(
-            nn.EmbeddingBag(
-                t.rows,
-                t.dim,
-                mode="sum",
-                include_last_offset=True,
-                _weight=initial_rows(SEED, i, torch.arange(t.rows), t.dim, t.init_bound),
-            )
-            for i, t in enumerate(tables)
-        )
-
-    def forward(self, sparse: KeyedJaggedTensor) -> dict[str, Tensor]:
-        parts = sparse.to_dict()
-        return {f"f{i}": bag(parts[f"f{i}"].values(), parts[f"f{i}"].offsets()) for i, bag in enumerate(self.bags)}
 
 
 def examples(n: int, multi_hot: bool) -> list[tuple[Tensor, list[list[int]], Tensor]]:
@@ -165,7 +144,7 @@ class PlainTorch:
     """One process, whole batches, nn.EmbeddingBag, textbook formulas."""
 
     def __init__(self, optimizer: str, dims: tuple[int, ...] = (8, 8, 8)) -> None:
-        self.rows = PlainBags(make_tables(dims))
+        self.rows = PlainBags(make_tables(dims), SEED)
         torch.manual_seed(SEED)
         self.net = Net(nn.Identity(), dims)
         self.net.bags = self.rows
@@ -179,7 +158,7 @@ class PlainTorch:
 
     @property
     def _weights(self) -> list[Tensor]:
-        return [bag.weight for bag in self.rows.bags]
+        return self.rows.weights
 
     def train(self, data: list[Batch]) -> list[float]:
         losses = []
