@@ -2,17 +2,31 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import finished
+from cells import finished, keep, run_or_stop
 
 NETLAB = Path(__file__).resolve().parent.parent / "scripts" / "netlab.py"
 EMBEDDING = ("ids", "rows_pull", "rows_push", "clocks")
+HET = "consistency=het"
+HET_MODES = {"empty cache": [HET, "consistency.cache.capacity=0"]} | {
+    f"s={s}": [HET, f"consistency.staleness={s}"] for s in (0, 10, 100)
+}
+
+
+def papers_model(data: Path, dim: int) -> list[str]:
+    """Overrides: WDL as in HET's experiments on prepared data, SGD for rows and dense part."""
+    model = ("model=wdl", "model.deep=dense", f"model.embedding_dim={dim}")
+    return ["data=criteo", f"data.path={data.resolve()}", *model, "optimizer.rows.name=sgd", "optimizer.dense.name=sgd"]
+
+
+def file_name(mode: str) -> str:
+    """A mode's name as part of a cell's."""
+    return mode.replace(" ", "-").replace(",", "")
 
 
 def run_lab_cell(name: str, lab: Sequence[str], overrides: Iterable[str], out: Path, runs: Path) -> dict[str, Any]:
@@ -31,14 +45,11 @@ def run_lab_cell(name: str, lab: Sequence[str], overrides: Iterable[str], out: P
         "telemetry.tensorboard=false",
     ]
     command = [sys.executable, str(NETLAB), *lab, "--json", str(result), "--", *job]
-    finish = subprocess.run(command, capture_output=True, text=True, check=False)
-    if finish.returncode:
-        sys.exit(f"cell {name} failed ({finish.returncode}):\n{finish.stdout[-2000:]}\n{finish.stderr[-4000:]}")
+    run_or_stop(name, command)
     report = json.loads(result.read_text())
     shutil.rmtree(runs / name)  # checkpoints of large tables
     row: dict[str, Any] = {"cell": name, "lab": list(lab), "hosts": report["hosts"], **report["summary"]}
-    with out.open("a") as f:
-        f.write(json.dumps(row) + "\n")
+    keep(row, out)
     print(f"{name}: {row['examples_per_s_steady']:,.0f} examples/s, {embedding_bytes(row) / 1e6:,.1f} MB", flush=True)
     return row
 

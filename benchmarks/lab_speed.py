@@ -18,16 +18,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from lab import run_lab_cell
+from cells import cell_parser
+from lab import HET_MODES, file_name, papers_model, run_lab_cell
 from quiet import machine_busy_s
 
-HET = "consistency=het"
-MODES = {
-    "s=100": [HET, "consistency.staleness=100"],
-    "s=10": [HET, "consistency.staleness=10"],
-    "s=0": [HET, "consistency.staleness=0"],
-    "empty cache": [HET, "consistency.cache.capacity=0"],
-}
+MODES = dict(reversed(HET_MODES.items()))
 PEER_MODES = {"s=100": MODES["s=100"], "empty cache": MODES["empty cache"], "bsp": ["consistency=bsp"]}
 MBIT_PER_WORKER = 125
 BATCH, DIM = 128, 128
@@ -35,16 +30,12 @@ BATCH, DIM = 128, 128
 
 def main() -> None:
     """Measure what is missing, then print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--runs", type=Path, default=Path("runs/lab"))
+    parser = cell_parser(__doc__, "runs/lab")
     parser.add_argument("--workers", type=int, nargs="+", default=[2])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--modes", nargs="+", help="some of the modes; default: all")
     parser.add_argument("--peers", action="store_true", help="a host for every rank, rows on the workers")
     parser.add_argument("--rate", help="of every host with --peers, such as 1gbit; default: 125 Mbit/s per worker")
-    parser.add_argument("overrides", nargs="*", help="added to every cell")
     args = parser.parse_args()
     print("| workers | mode | examples/s | ms a step | ms CPU | ms link | step / limit | waiting | busy |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -83,21 +74,15 @@ def _cell(args: argparse.Namespace, workers: int, mode: str, rate: str) -> dict[
     paper = ["--preset", "paper", "--workers", str(workers)]
     lab = ["--hosts", str(workers)] if args.peers else paper
     overrides = [
-        "data=criteo",
-        f"data.path={args.data.resolve()}",
-        "model=wdl",
-        "model.deep=dense",
-        f"model.embedding_dim={DIM}",
+        *papers_model(args.data, DIM),
         *(PEER_MODES if args.peers else MODES)[mode],
-        "optimizer.rows.name=sgd",
-        "optimizer.dense.name=sgd",
         f"train.batch_size={BATCH}",
         f"train.max_steps={args.steps}",
         "launch.threads=1",
         *args.overrides,
     ]
     kind = "peers" if args.peers else "paper"
-    name = f"{kind}-{workers}-{rate}-{mode.replace(' ', '-')}"
+    name = f"{kind}-{workers}-{rate}-{file_name(mode)}"
     busy = _busy_now()
     row = run_lab_cell(name, [*lab, "--rate", rate], overrides, args.out, args.runs)
     return {"busy": busy, **row}

@@ -14,15 +14,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from lab import embedding_bytes, run_lab_cell
+from cells import cell_parser
+from lab import HET_MODES, embedding_bytes, file_name, papers_model, run_lab_cell
 
-MODES = {
-    "empty cache": ["consistency.cache.capacity=0"],
-    "s=0": ["consistency.staleness=0"],
-    "s=10": ["consistency.staleness=10"],
-    "s=100": ["consistency.staleness=100"],
-    "s=100, clock": ["consistency.staleness=100", "consistency.validation=clock"],
-}
+MODES = {**HET_MODES, "s=100, clock": [*HET_MODES["s=100"], "consistency.validation=clock"]}
 LAB = ("--preset", "paper", "--workers", "2", "--rate", "none")
 NUMBER = 4  # bytes of an id, a clock or a float
 
@@ -38,15 +33,11 @@ def classical(row: dict[str, Any], dim: int, *, cached: bool) -> float:
 
 def main() -> None:
     """Train what is missing, then print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser = cell_parser(__doc__, "runs/lab")
     parser.add_argument("--steps", type=int, help="end after so many; default: the epochs")
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--runs", type=Path, default=Path("runs/lab"))
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 32, 128])
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
-    parser.add_argument("overrides", nargs="*", help="added to every cell")
     args = parser.parse_args()
     columns = "D | mode | MB | of our empty cache | classical MB | of a classical empty cache"
     print(f"| {columns} | rows pulled / pushed MB | kernel / ours | staleness seen |")
@@ -66,23 +57,16 @@ def main() -> None:
 
 def _cell(args: argparse.Namespace, dim: int, mode: str) -> dict[str, Any]:
     overrides = [
-        "data=criteo",
-        f"data.path={args.data.resolve()}",
-        "model=wdl",
-        "model.deep=dense",
-        f"model.embedding_dim={dim}",
-        "consistency=het",
+        *papers_model(args.data, dim),
         "consistency.cache.capacity=0.1",
         *MODES[mode],
-        "optimizer.rows.name=sgd",
-        "optimizer.dense.name=sgd",
         "train.batch_size=128",
         f"train.epochs={args.epochs}",
         f"train.max_steps={'null' if args.steps is None else args.steps}",
         "train.eval_batch_size=4096",
         *args.overrides,
     ]
-    name = f"{args.data.name}-e{args.epochs}-d{dim}-{mode.replace(' ', '-').replace(',', '')}"
+    name = f"{args.data.name}-e{args.epochs}-d{dim}-{file_name(mode)}"
     return run_lab_cell(name, LAB, overrides, args.out, args.runs)
 
 

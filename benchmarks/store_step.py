@@ -52,64 +52,53 @@ class Stream:
         return rows
 
 
-def measure(args: argparse.Namespace, capacity: int, policy: str, index: str, hit: float) -> str:
-    """One line of the table."""
-    table = Table("t", args.rows, args.dim, ("f",), 0.1)
-    space = RowSpace([table], args.dim)
-    plan = SimpleNamespace(pieces=[SimpleNamespace(table="t", rank=0, first_row=0, rows=table.rows)])
-    placement = Placement(space, plan, 1)
-    optimizer = RowOptimizer(args.optimizer, 0.1, 1e-8)
-    width = optimizer.state_width(args.dim)
-    owner = Owner(
-        space,
-        placement,
-        0,
-        optimizer,
-        seed=1,
-        device=torch.device("cpu"),
-        held_back=True,
-        staleness=args.staleness,
-        directory=True,
-        index=index,
-    )
-    slots = capacity + LOOKUPS
-    memory = torch.zeros(slots, args.dim), torch.zeros(slots, width)
-    cache = Cache(
-        space,
-        capacity,
-        LOOKUPS,
-        *memory,
-        policy,
-        args.staleness,
-        optimizer,
-        seed=1,
-        directory=True,
-        index=index,
-    )
-    times: dict[str, list[float]] = {name: [] for name in PARTS}
+class Store:
+    """One owner and one full cache, and the time each part of every step took."""
 
-    def step(rows: torch.Tensor) -> None:
+    def __init__(self, args: argparse.Namespace, capacity: int, policy: str, index: str) -> None:
+        table = Table("t", args.rows, args.dim, ("f",), 0.1)
+        space = RowSpace([table], args.dim)
+        plan = SimpleNamespace(pieces=[SimpleNamespace(table="t", rank=0, first_row=0, rows=table.rows)])
+        self._placement = Placement(space, plan, 1)
+        optimizer = RowOptimizer(args.optimizer, 0.1, 1e-8)
+        common = {"seed": 1, "directory": True, "index": index}
+        held_back = {"device": torch.device("cpu"), "held_back": True, "staleness": args.staleness}
+        self._owner = Owner(space, self._placement, 0, optimizer, **held_back, **common)
+        slots = capacity + LOOKUPS
+        memory = torch.zeros(slots, args.dim), torch.zeros(slots, optimizer.state_width(args.dim))
+        self._cache = Cache(space, capacity, LOOKUPS, *memory, policy, args.staleness, optimizer, **common)
+        self.times: dict[str, list[float]] = {name: [] for name in PARTS}
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """The cache's counters so far."""
+        return vars(self._cache.counters).copy()
+
+    def step(self, rows: torch.Tensor) -> None:
         marks = [time.thread_time()]
-        read = cache.begin(rows)
-        routed = split(read.request, placement)
+        read = self._cache.begin(rows)
+        routed = split(read.request, self._placement)
         marks.append(time.thread_time())
-        replies = owner.serve(routed.requests)
+        replies = self._owner.serve(routed.requests)
         marks.append(time.thread_time())
-        cache.admit(read, routed.merge(replies))
+        self._cache.admit(read, routed.merge(replies))
         marks.append(time.thread_time())
-        cache.commit(read)
+        self._cache.commit(read)
         marks.append(time.thread_time())
         for name, first, end in zip(PARTS, marks[:-1], marks[1:], strict=True):
-            times[name].append((end - first) * 1e3)
+            self.times[name].append((end - first) * 1e3)
 
-    stream = Stream(args.rows, capacity, hit)
+
+def measure(args: argparse.Namespace, capacity: int, policy: str, index: str, hit: float) -> str:
+    """One line of the table."""
+    store, stream = Store(args, capacity, policy, index), Stream(args.rows, capacity, hit)
     for rows in stream.fill(capacity):
-        step(rows)
-    before = vars(cache.counters).copy()
+        store.step(rows)
+    before = store.counted
     for _ in range(args.steps):
-        step(stream.batch())
-    late = {name: median(part[-args.steps // 2 :]) for name, part in times.items()}
-    counted = {name: count - before[name] for name, count in vars(cache.counters).items()}
+        store.step(stream.batch())
+    late = {name: median(part[-args.steps // 2 :]) for name, part in store.times.items()}
+    counted = {name: count - before[name] for name, count in store.counted.items()}
     share = counted["hits"] / (args.steps * LOOKUPS)
     own = late["begin"] + late["admit"] + late["commit"]
     parts = " | ".join(f"{ms:.3f}" for ms in late.values())

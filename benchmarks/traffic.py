@@ -3,13 +3,12 @@
 python benchmarks/traffic.py --data data/criteo60k --out traffic.jsonl
 """
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import run_cell
+from cells import cell_parser, run_cell
 from quality import MODES
 
 CHANNELS = ("ids", "rows_pull", "rows_push", "clocks", "pooled_fwd", "pooled_bwd", "dense", "audit")
@@ -35,12 +34,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Train what is missing, then print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--runs", type=Path, default=Path("runs/traffic"))
+    parser = cell_parser(__doc__, "runs/traffic")
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 128])
-    parser.add_argument("overrides", nargs="*", help="added to every cell")
     args = parser.parse_args()
     modes = {**MODES, "empty cache": ["consistency=het", "consistency.cache.capacity=0"]}
     rows = []

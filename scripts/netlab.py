@@ -20,13 +20,11 @@ frame (957 Mbit/s of payload pass a link of 1 Gbit/s). The counters take a segme
 """
 
 import argparse
-import ctypes
 import importlib.util
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -35,19 +33,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from netlab_hosts import INTERFACE, Host, Lab, LabError, Stopped, remove_leftovers
 
 PORT = 29500  # of rank 0; namespaces are apart, so every lab may use the same
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 GRACE_S = 30.0  # for ranks to end after a signal, or after another rank failed
 MOST_HOSTS = 200
 UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 TAIL_LINES = 60
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
@@ -116,6 +110,14 @@ def job_of(args: argparse.Namespace) -> list[str]:
     return job + [f"{key}={value}" for key, value in added.items() if key not in given]
 
 
+def check_python() -> None:
+    """LabError where there is no hetrain, which this script takes parts of, to run."""
+    if importlib.util.find_spec("hetrain") is None:
+        raise LabError(
+            f"{sys.executable} has no hetrain: start this script with the Python that has, as .venv/bin/python."
+        )
+
+
 def check_machine() -> None:
     """LabError where no lab can be built, or no job can run in it."""
     if not sys.platform.startswith("linux"):
@@ -127,10 +129,6 @@ def check_machine() -> None:
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         raise LabError(f"no `{'` and no `'.join(missing)}` found: install iproute2 (`apt-get install iproute2`).")
-    if importlib.util.find_spec("hetrain") is None:
-        raise LabError(
-            f"{sys.executable} has no hetrain: start this script with the Python that has, as .venv/bin/python."
-        )
 
 
 # -- signals: noted, never raised, so that no step of setting up or cleaning is left half done ---------
@@ -139,26 +137,17 @@ def check_machine() -> None:
 @contextmanager
 def signals_noted() -> Iterator[list[int]]:
     """While open, stop signals are added to the list it yields."""
+    from hetrain.stop_signals import catch, restore
+
     caught: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        caught.append(number)
-
-    ours = [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]  # but for `nohup`
-    before = {number: signal.signal(number, note) for number in ours}
+    before = catch(lambda number, frame: caught.append(number))
     try:
         yield caught
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore(before)
 
 
 # -- the job --------------------------------------------------------------------------------------
-
-
-def die_with_parent() -> None:
-    """In a rank, before it starts: be killed when the lab is, so that `kill -9` of a lab leaves no process."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Job:
@@ -236,6 +225,8 @@ class Job:
 def _started(
     namespace: str, environment: dict[str, str | int], arguments: Sequence[str], output: Path | None
 ) -> "subprocess.Popen[bytes]":
+    from hetrain.launch.orphans import end_with_parent
+
     words = ["ip", "netns", "exec", namespace, sys.executable, "-m", "hetrain", *arguments]
     env = {**os.environ, **{key: str(value) for key, value in environment.items()}}
     target: Any = None if output is None else output.open("wb")
@@ -247,7 +238,7 @@ def _started(
             stdout=target,
             stderr=None if target is None else subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the lab alone, which passes it on once
-            preexec_fn=die_with_parent,
+            preexec_fn=end_with_parent,  # so that `kill -9` of a lab leaves no process
         )
     finally:
         if target is not None:
@@ -332,14 +323,15 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def main() -> int:
     """Run; LabErrors are shown without a traceback."""
     args = parse(sys.argv[1:])
-    with signals_noted() as caught:
-        try:
+    try:
+        check_python()
+        with signals_noted() as caught:
             return run(args, caught)
-        except LabError as error:
-            print(f"netlab: {error}", file=sys.stderr)
-            return 2
-        except Stopped:
-            return 128 + caught[0]
+    except LabError as error:
+        print(f"netlab: {error}", file=sys.stderr)
+        return 2
+    except Stopped:
+        return 128 + caught[0]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """`store.index=hash`: the numbers of a run that holds every row, its checkpoints, and tables no memory could hold."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,32 +9,22 @@ import pytest
 import torch
 
 from benchmarks.zipf_data import write as write_zipf
-from hetrain import build
 from hetrain.checkpoint import complete, folder
 from hetrain.checkpoint.rows import fill_tables
 from hetrain.config import RunConfig
-from hetrain.data.sample import ensure_sample
 from hetrain.engine import SeenRows, TablePiece
 from hetrain.errors import CheckpointError
 from tests import small_run
 from tests.ranks import run_ranks
-from tests.small_run import config
-from tests.test_servers import QUALITY, same, train_with_signal
+from tests.small_run import QUALITY, config, evaluate_run, same, taken_up, train_with_signal
 
 HASH = {"store__index": "hash"}
 Held = dict[str, Any]  # tables of one rank by name: ids, values, state; the dense part
 
 
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("data")
-    ensure_sample(config(found, "het").data)
-    return found / "sample"
-
-
 @pytest.fixture
-def cfg_of(sample: Path, tmp_path: Path) -> Any:
-    return lambda mode="het", **changes: config(tmp_path, mode, data__path=str(sample), **changes)
+def cfg_of(cfg_of: Any) -> Any:
+    return partial(cfg_of, "het")
 
 
 def held_by(engine: Any) -> Held:
@@ -78,12 +69,8 @@ def train(rank: int, world_size: int, cfg: RunConfig) -> tuple[dict[str, Any], H
     return summary, held_by(trainer.setup.engine)
 
 
-def taken_up(rank: int, world_size: int, cfg: RunConfig) -> Held:
-    """What is held where a run starts from a checkpoint."""
-    trainer = small_run.make(cfg, rank, world_size)
-    if trainer.setup.lock is not None:
-        trainer.setup.lock.release()
-    return held_by(trainer.setup.engine)
+def held_when_taken_up(rank: int, world_size: int, cfg: RunConfig) -> Held:
+    return held_by(taken_up(rank, world_size, cfg))
 
 
 @pytest.mark.parametrize(("servers", "capacity"), [(0, 0.0), (0, 0.3), (1, 0.3)])
@@ -137,14 +124,15 @@ AFTER = [
 
 
 @pytest.fixture(scope="module")
-def trained(sample: Path) -> Any:
+def trained(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Runs of 5 steps, one for every way of holding rows: where they lie, and what they held."""
     found: dict[Any, tuple[Path, dict[str, np.ndarray]]] = {}
+    folder = tmp_path_factory.mktemp("trained")
 
     def of(before: Any) -> tuple[Path, dict[str, np.ndarray]]:
         if before not in found:
             changes = {"data__path": str(sample), "train__max_steps": 5, **changed(*before)}
-            cfg = config(sample.parent, "het", name="-".join(map(str, before)), **changes)
+            cfg = config(folder, "het", name="-".join(map(str, before)), **changes)
             held = [held for _, held in run_ranks(2 + before[2], train, cfg)]
             found[before] = Path(cfg.runs) / str(cfg.name), whole(held)
         return found[before]
@@ -158,7 +146,7 @@ def test_any_index_and_ranks_read_what_others_wrote(
 ) -> None:
     start, expected = trained(before)
     cfg = cfg_of(name="second", train__max_steps=6, checkpoint__resume=str(start), **changed(*after))
-    found = run_ranks(ranks, taken_up, cfg) if ranks > 1 else [taken_up(0, 1, cfg)]
+    found = run_ranks(ranks, held_when_taken_up, cfg) if ranks > 1 else [held_when_taken_up(0, 1, cfg)]
     same(whole(found), expected)
     if after[1] == "hash":  # no more than what was trained
         assert sum(len(positions) for held in found for positions in held["positions"]) < 1052
@@ -194,13 +182,6 @@ def test_damaged_rows_are_found(cfg_of: Any) -> None:
         folder.check_files(path, folder.read_meta(path), small_run.ranks_of())
 
 
-def evaluated(rank: int, world_size: int, cfg: RunConfig) -> dict[str, Any]:
-    options = {"run": f"{cfg.runs}/{cfg.name}"}
-    return build.evaluate_run(
-        cfg, options, small_run.ranks_of(rank, world_size, cfg.cluster.servers), torch.device("cpu")
-    ).as_dict()
-
-
 @pytest.mark.parametrize("servers", [0, 1])
 def test_a_table_of_ten_billion_rows(tmp_path: Path, servers: int) -> None:
     write_zipf(tmp_path / "zipf", (10**10, 1000), 2000, 500, 1.1, 3)
@@ -217,4 +198,4 @@ def test_a_table_of_ten_billion_rows(tmp_path: Path, servers: int) -> None:
             np.testing.assert_array_equal(one[1], other[1])
             np.testing.assert_array_equal(one[2], other[2])
     assert max(ids.max() for _, held in uncut for _, ids, _, _ in held["rows"]) > 1 << 32
-    assert run_ranks(2 + servers, evaluated, cfg)[0] == uncut[0][0]["test"]
+    assert run_ranks(2 + servers, evaluate_run, cfg)[0] == uncut[0][0]["test"]

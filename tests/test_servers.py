@@ -1,40 +1,34 @@
 """Whole small runs with dedicated servers: the numbers of a run without, checkpoints that fit both, eval, predict."""
 
 import json
-import os
-import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-import torch
 
-from hetrain import build
 from hetrain.config import RunConfig
-from hetrain.data.sample import ensure_sample
-from hetrain.evaluate import area_under_roc
 from tests import small_run
-from tests.engine.server_cases import whole_tables
+from tests.engine.held import whole_tables
 from tests.ranks import run_ranks
-from tests.small_run import config, train
+from tests.small_run import (
+    QUALITY,
+    check_predictions,
+    evaluate_run,
+    predict_run,
+    same,
+    taken_up,
+    train,
+    train_with_signal,
+)
 
 SERVERS = {"cluster__servers": 1}
-QUALITY = ("steps", "examples", "auc", "logloss", "validation", "test", "cache", "observed_staleness_max")
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    ensure_sample(config(folder, "het").data)
-    return folder / "sample"
 
 
 @pytest.fixture
-def cfg_of(sample: Path, tmp_path: Path) -> Any:
-    return lambda **changes: config(tmp_path, "het", data__path=str(sample), **changes)
+def cfg_of(cfg_of: Any) -> Any:
+    return partial(cfg_of, "het")
 
 
 def whole(ranks: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, np.ndarray]:
@@ -46,12 +40,6 @@ def whole(ranks: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, np.nd
         return f"{table}.{key or 'value'}@{first}" if first.isdigit() and table[0] == "C" else name
 
     return whole_tables([{renamed(name): value for name, value in weights.items()} for _, weights in ranks])
-
-
-def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
 @pytest.mark.parametrize("capacity", [0.0, 0.3])
@@ -74,22 +62,6 @@ def test_a_run_with_servers_is_the_run_without(cfg_of: Any, capacity: float) -> 
         assert [line.get(key) for line in lines] == [line.get(key) for line in others], key
     losses = [[line["loss"] for line in run if line["kind"] == "train"] for run in (lines, others)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
-
-
-def train_with_signal(rank: int, world_size: int, cfg: RunConfig, at: int, signalled: int) -> dict[str, Any]:
-    """A run in which rank `signalled` gets SIGTERM while it takes step `at`."""
-    trainer = small_run.make(cfg, rank, world_size)
-    step, count = trainer.setup.engine.step, 0
-
-    def counted(batches: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == at and rank == signalled:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(batches)
-
-    with mock.patch.object(trainer.setup.engine, "step", counted):
-        return trainer.run()
 
 
 @pytest.mark.parametrize("signalled", [0, 2])
@@ -128,19 +100,7 @@ def test_a_cache_with_updates_held_back_is_folded_in(cfg_of: Any) -> None:
 
 
 def _taken_up(rank: int, world_size: int, cfg: RunConfig) -> dict[str, Any]:
-    trainer = small_run.make(cfg, rank, world_size)
-    trainer.setup.lock and trainer.setup.lock.release()
-    return small_run.weights(trainer.setup.engine)
-
-
-def evaluate_run(rank: int, world_size: int, cfg: RunConfig) -> dict[str, Any]:
-    ranks = small_run.ranks_of(rank, world_size, cfg.cluster.servers)
-    return build.evaluate_run(cfg, {"run": f"{cfg.runs}/{cfg.name}"}, ranks, torch.device("cpu")).as_dict()
-
-
-def predict_run(rank: int, world_size: int, cfg: RunConfig, out: str) -> None:
-    ranks = small_run.ranks_of(rank, world_size, cfg.cluster.servers)
-    build.predict_run(cfg, {"run": f"{cfg.runs}/{cfg.name}", "out": out}, ranks, torch.device("cpu"))
+    return small_run.weights(taken_up(rank, world_size, cfg))
 
 
 def test_eval_and_predict(cfg_of: Any, tmp_path: Path) -> None:
@@ -155,10 +115,7 @@ def test_eval_and_predict(cfg_of: Any, tmp_path: Path) -> None:
     cfg.cluster.servers = 1
     out = tmp_path / "scores.parquet"
     run_ranks(3, predict_run, cfg, str(out))
-    rows = pq.read_table(out)
-    score, label = (torch.tensor(rows[name].to_numpy()) for name in ("probability", "label"))
-    assert area_under_roc(score, label) == pytest.approx(summary["auc"], abs=1e-9)
-    np.testing.assert_array_equal(label, pq.read_table(Path(cfg.data.path) / "test")["label"].to_numpy())
+    check_predictions(out, cfg, summary)
 
 
 def test_early_stopping_takes_the_best_weights(cfg_of: Any) -> None:

@@ -1,70 +1,28 @@
 import json
-import os
-import signal
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
-import torch
 
 from hetrain import build, checkpoint
-from hetrain.data.sample import ensure_sample
 from hetrain.errors import ConfigError, TrainingError
-from hetrain.evaluate import area_under_roc
 from tests import small_run
 from tests.ranks import run_ranks
-from tests.small_run import config, train
+from tests.small_run import check_predictions, config, evaluate_run, predict_run, same, train, train_with_signal
 
 MODES = ["bsp", "het"]
 CELLS = [(mode, world_size) for mode in MODES for world_size in (1, 2)]
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    ensure_sample(config(folder, "bsp").data)
-    return folder / "sample"
-
-
-@pytest.fixture
-def cfg_of(sample, tmp_path):
-    return lambda mode, **changes: config(tmp_path, mode, data__path=str(sample), **changes)
 
 
 def on_ranks(world_size, fn, *args):
     return [fn(0, 1, *args)] if world_size == 1 else run_ranks(world_size, fn, *args)
 
 
-def train_with_signal(rank, world_size, cfg, at, number, signalled):
-    """A run in which rank `signalled` gets a signal while it trains step `at`."""
-    trainer = small_run.make(cfg, rank, world_size)
-    step = trainer.setup.engine.step
-    count = trainer.step
-
-    def counted(batches):
-        nonlocal count
-        count += 1
-        if count == at and rank == signalled:
-            os.kill(os.getpid(), number)
-        return step(batches)
-
-    with mock.patch.object(trainer.setup.engine, "step", counted):
-        return trainer.run()
-
-
-def same(one, other):
-    assert one.keys() == other.keys()
-    for key in one:
-        np.testing.assert_array_equal(one[key], other[key], err_msg=key)
-
-
 @pytest.mark.parametrize(("mode", "world_size"), CELLS)
 def test_resumed_after_sigterm_equals_uninterrupted(cfg_of, mode, world_size):
     whole = on_ranks(world_size, train, cfg_of(mode, name="whole"))
     cut = cfg_of(mode, name="cut")
-    stopped = on_ranks(world_size, train_with_signal, cut, 7, signal.SIGTERM, world_size - 1)
+    stopped = on_ranks(world_size, train_with_signal, cut, 7, world_size - 1)
     assert all(s["interrupted"] and s["stop_reason"] == "SIGTERM" for s in stopped)
     assert len({s["steps"] for s in stopped}) == 1
     assert 7 <= stopped[0]["steps"] <= 8
@@ -102,23 +60,7 @@ def test_eval_and_predict_give_the_numbers_training_gave(cfg_of, mode, tmp_path,
     assert json.loads(capsys.readouterr().out)["auc"] == alone["auc"]
     out = tmp_path / "scores.parquet"
     run_ranks(2, predict_run, cfg, str(out))
-    rows = pq.read_table(out)
-    score, label = (torch.tensor(rows[name].to_numpy()) for name in ("probability", "label"))
-    assert area_under_roc(score, label) == pytest.approx(summary["auc"], abs=1e-9)
-    assert len(label) == summary["test"]["examples"]
-    # the data set's own order
-    stored = pq.read_table(Path(cfg.data.path) / "test")["label"].to_numpy()
-    np.testing.assert_array_equal(label, stored)
-
-
-def evaluate_run(rank, world_size, cfg):
-    options = {"run": f"{cfg.runs}/{cfg.name}"}
-    return build.evaluate_run(cfg, options, small_run.ranks_of(rank, world_size), torch.device("cpu")).as_dict()
-
-
-def predict_run(rank, world_size, cfg, out):
-    options = {"run": f"{cfg.runs}/{cfg.name}", "out": out}
-    build.predict_run(cfg, options, small_run.ranks_of(rank, world_size), torch.device("cpu"))
+    check_predictions(out, cfg, summary)
 
 
 @pytest.mark.parametrize("mode", MODES)

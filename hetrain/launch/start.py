@@ -19,11 +19,11 @@ from hetrain.launch.job import Job
 from hetrain.launch.job_folder import job_folder
 from hetrain.launch.rank_environment import RankEnvironment, check_room, read_environment
 from hetrain.roles import Roles
+from hetrain.stop_signals import catch, restore
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOP_FILE = "stop"
 SHUTDOWN_S = 30  # for the other ranks to end after one failed
 
@@ -145,10 +145,8 @@ def _stop_forwarded(folder: Path) -> Iterator[list[int]]:
             if child.pid is not None:
                 os.kill(child.pid, signal.SIGINT if len(caught) == 1 else signal.SIGKILL)
 
-    ours = [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]  # but for `nohup`
-    before = {number: signal.signal(number, forward) for number in ours}
+    before = catch(forward)
     try:
         yield caught
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore(before)

@@ -5,6 +5,7 @@ for. A position is a row's place on that axis. Columns may be bound anew when ro
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -99,8 +100,8 @@ def make_row_memory(
     raise ConfigError(f"store.index={kind}: expected array or hash. Use hash for tables far larger than memory.")
 
 
-class ArrayMemory:
-    """Every row of the plan, in the order of `placement.rows_of(rank)`."""
+class _RowsOfRank(ABC):
+    """What either memory is made of: the columns of one rank's rows, `used` of which it holds."""
 
     def __init__(
         self,
@@ -113,15 +114,39 @@ class ArrayMemory:
         """See make_row_memory."""
         self._placement, self._rank, self._initial, self._device = placement, rank, initial, device
         self._columns = dict(columns)
-        self.used = placement.local_rows[rank]
-        free = available_bytes() if device.type == "cpu" else None
+        self._owned = placement.local_rows[rank]
+        self._tensors: dict[str, Tensor] = {}
+        self.used = 0
+        self._take_memory()
+
+    @abstractmethod
+    def _take_memory(self) -> None:
+        """Make the columns, and the rows that are there from the start."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name][: self.used]
+
+    @property
+    def _row_bytes(self) -> int:
+        """Bytes of one row in all columns."""
+        return sum(column.row_bytes for column in self._columns.values())
+
+
+class ArrayMemory(_RowsOfRank):
+    """Every row of the plan, in the order of `placement.rows_of(rank)`."""
+
+    def _take_memory(self) -> None:
+        self.used = self._owned
+        free = available_bytes() if self._device.type == "cpu" else None
         if free is not None and free < self.nbytes_used:
             raise self._too_large(f"{free / GIB:.1f} GiB are available")
         try:
             self._tensors = {
-                name: _full(column, self.used, device) for name, column in columns.items() if name != "value"
+                name: _full(column, self.used, self._device)
+                for name, column in self._columns.items()
+                if name != "value"
             }
-            self._tensors["value"] = _empty(columns["value"], self.used, device)
+            self._tensors["value"] = _empty(self._columns["value"], self.used, self._device)
         except RuntimeError as error:
             raise self._too_large("the allocation failed") from error
         self._fill()
@@ -148,9 +173,6 @@ class ArrayMemory:
         return [
             (offset[owned.table_index] + owned.first_row, owned.rows) for owned in self._placement.rows_of(self._rank)
         ]
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
 
     def locate(self, rows: Tensor) -> Tensor:
         """See RowMemory; every row has a position."""
@@ -179,33 +201,20 @@ class ArrayMemory:
     @property
     def nbytes_used(self) -> int:
         """See RowMemory."""
-        return self.used * sum(column.row_bytes for column in self._columns.values())
+        return self.used * self._row_bytes
 
 
-class HashMemory:
+class HashMemory(_RowsOfRank):
     """The rows placed so far, in the order of first touch (within one call: of last occurrence).
 
     On the CPU the columns are address space for every row that could come, reserved once: growing copies nothing, and
     only rows that were placed take memory. Where that cannot be had, columns double when they are full.
     """
 
-    def __init__(
-        self,
-        placement: Placement,
-        rank: int,
-        columns: Mapping[str, Column],
-        initial: InitialRows,
-        device: torch.device,
-    ) -> None:
-        """See make_row_memory."""
-        self._rank, self._dim, self._initial, self._device = rank, placement.space.dim, initial, device
-        self._columns = dict(columns)
-        self._owned = placement.local_rows[rank]
-        self._row_bytes = 8 + sum(column.row_bytes for column in columns.values())
+    def _take_memory(self) -> None:
         self._index = HashIndex(0)
-        self.used = 0
         self._granted = 0  # rows that may be placed without asking for memory
-        self._reserved = _reservable(self._owned, self._row_bytes) if device.type == "cpu" else 0
+        self._reserved = _reservable(self._owned, self._seen_bytes) if self._device.type == "cpu" else 0
         try:
             self._allocate(self._reserved)
         except MemoryError:  # the host or a limit of the process refuses address space
@@ -217,8 +226,10 @@ class HashMemory:
         self._tensors = {name: _empty(column, rows, self._device) for name, column in self._columns.items()}
         self._row = _empty(Column((), torch.int64), rows, torch.device("cpu"))
 
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name][: self.used]
+    @property
+    def _seen_bytes(self) -> int:
+        """Bytes of one row seen, with its number; the index comes on top."""
+        return 8 + self._row_bytes
 
     def locate(self, rows: Tensor) -> Tensor:
         """See RowMemory."""
@@ -261,7 +272,7 @@ class HashMemory:
             return
         if rows > self._reserved:
             raise self._full("more do not fit into this host's memory")
-        cost = self._row_bytes + INDEX_BYTES
+        cost = self._seen_bytes + INDEX_BYTES
         granted = min(max(rows, self._granted + GRANT_BYTES // cost), self._reserved)
         free = available_bytes()
         if free is not None and free < (granted - self._granted) * cost:
@@ -282,9 +293,10 @@ class HashMemory:
         self._row, self._granted = row, granted
 
     def _full(self, reason: str) -> TrainingError:
+        dim = self._placement.space.dim
         return TrainingError(
             f"store.index=hash: rank {self._rank} has seen {self.used:,} of its {self._owned:,} rows of embedding dim "
-            f"{self._dim}, which take {self.nbytes_used / GIB:.2f} GiB, and {reason}. Spread the tables over more "
+            f"{dim}, which take {self.nbytes_used / GIB:.2f} GiB, and {reason}. Spread the tables over more "
             "ranks, use a smaller embedding dim, or raise data.min_count so that rare ids share a row."
         )
 
@@ -304,7 +316,7 @@ class HashMemory:
     @property
     def nbytes_used(self) -> int:
         """See RowMemory."""
-        return self.used * self._row_bytes + self._index.nbytes
+        return self.used * self._seen_bytes + self._index.nbytes
 
 
 # -- memory ---------------------------------------------------------------------------------------

@@ -2,14 +2,13 @@
 
 import signal
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.distributed as dist
 
 from hetrain.ranks import Ranks
-
-CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+from hetrain.stop_signals import Handlers, catch, restore
 
 
 class StopSignal:
@@ -18,22 +17,18 @@ class StopSignal:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._mine = 0
-        self._before: dict[signal.Signals, Any] = {}
+        self._before: Handlers = {}
         self._flag = torch.zeros((), dtype=torch.int64)
         self._work: dist.Work | None = None
 
     def __enter__(self) -> Self:
-        for number in CAUGHT:
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # `nohup`: the run outlives its terminal
-            self._before[number] = signal.signal(number, self._caught)
+        self._before = catch(self._caught)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        restore(self._before)
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
         self._mine = number

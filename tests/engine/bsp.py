@@ -10,9 +10,9 @@ from hetrain.config import ScheduleConfig
 from hetrain.data.batch import Batch
 from hetrain.engine.torchrec_engine import TorchRecEngine
 from hetrain.optim import RowOptimizer, Schedule
-from hetrain.store.initial import initial_rows
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
+from tests.engine.plain_bags import PlainBags
 
 DENSE, DIM, SEED = 3, 8, 5
 TABLES = [
@@ -36,25 +36,9 @@ class Net(nn.Module):
         return self.layers(torch.cat([dense, *(pooled[f] for f in FEATURES)], 1))[:, 0]
 
 
-class PlainBags(nn.Module):
-    """nn.EmbeddingBag per table, filled as every engine fills its rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.tables = nn.ModuleDict()
-        for i, t in enumerate(TABLES):
-            rows = initial_rows(SEED, i, torch.arange(t.rows), t.dim, t.init_bound)
-            self.tables[t.name] = nn.EmbeddingBag.from_pretrained(
-                rows, mode="sum", freeze=False, include_last_offset=True
-            )
-
-    def forward(self, sparse):
-        return {f: self.tables[t.name](sparse[f].values(), sparse[f].offsets()) for t in TABLES for f in t.features}
-
-
 def train_plain(batches, optimizer: RowOptimizer, factor=lambda step: 1.0):
     """Mean loss of every global batch, and the tables after the last."""
-    bags = PlainBags()
+    bags = PlainBags(TABLES, SEED)
     torch.manual_seed(SEED)
     net = Net(bags)
     dense = torch.optim.Adam(net.layers.parameters(), lr=0.01)

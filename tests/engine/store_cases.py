@@ -4,19 +4,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from hetrain.config import DenseOptimizerConfig, RowOptimizerConfig, ScheduleConfig
 from hetrain.data.batch import Batch
+from hetrain.engine import Engine
 from hetrain.engine.loss import loss_share
 from hetrain.engine.store_engine import StoreEngine
 from hetrain.engine.store_settings import StoreSettings
-from hetrain.optim import Schedule, dense_optimizer, row_optimizer
+from hetrain.optim import RowOptimizer, Schedule, dense_optimizer, row_optimizer
 from hetrain.planner.plan import Piece, Plan
-from hetrain.store.initial import initial_rows
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
+from tests.engine.plain_bags import PlainBags
 
 DENSE = 3
 ROWS = (50, 7, 300)
@@ -42,27 +44,6 @@ class Net(nn.Module):
         pooled = self.bags(sparse)
         x = torch.cat([dense, *(pooled[f"f{i}"] for i in range(len(ROWS)))], dim=1)
         return self.out(torch.relu(self.hidden(x))).squeeze(1)
-
-
-class PlainBags(nn.Module):
-    """nn.EmbeddingBag per table, filled with the store's initial rows."""
-
-    def __init__(self, tables: list[Table]) -> None:
-        super().__init__()
-        self.bags = nn.ModuleList(
-            nn.EmbeddingBag(
-                t.rows,
-                t.dim,
-                mode="sum",
-                include_last_offset=True,
-                _weight=initial_rows(SEED, i, torch.arange(t.rows), t.dim, t.init_bound),
-            )
-            for i, t in enumerate(tables)
-        )
-
-    def forward(self, sparse: KeyedJaggedTensor) -> dict[str, Tensor]:
-        parts = sparse.to_dict()
-        return {f"f{i}": bag(parts[f"f{i}"].values(), parts[f"f{i}"].offsets()) for i, bag in enumerate(self.bags)}
 
 
 def examples(n: int, multi_hot: bool) -> list[tuple[Tensor, list[list[int]], Tensor]]:
@@ -120,27 +101,38 @@ def make_engine(
     optimizer: str,
     *,
     capacity: float,
-    staleness: float = 0,
     dims: tuple[int, ...] = (8, 8, 8),
     traffic: Traffic | None = None,
+    plan: Plan | None = None,
+    workers: dist.ProcessGroup | None = None,
     **settings: Any,
 ) -> StoreEngine:
+    """This rank's engine; `plan`: by default that of make_plan; `settings`: of StoreSettings."""
     tables = make_tables(dims)
     return StoreEngine(
         lambda bags: Net(bags, dims),
         tables,
-        make_plan(tables, world_size),
-        row_optimizer(RowOptimizerConfig(optimizer, 0.3, 1e-8)),
+        plan or make_plan(tables, world_size),
+        make_row_optimizer(optimizer),
         lambda params: dense_optimizer(params, DenseOptimizerConfig("adagrad", 0.1)),
         Schedule(SCHEDULE),
         torch.device("cpu"),
         SEED,
         traffic or Traffic(),
-        StoreSettings(capacity=capacity, staleness=staleness, batch_size=8, timeout_s=30, **settings),
+        make_settings(capacity=capacity, **settings),
+        workers=workers,
     )
 
 
-def train(engine: StoreEngine, data: Iterator[Batch]) -> list[float]:
+def make_row_optimizer(name: str) -> RowOptimizer:
+    return row_optimizer(RowOptimizerConfig(name, 0.3, 1e-8))
+
+
+def make_settings(*, capacity: float, staleness: float = 0, **settings: Any) -> StoreSettings:
+    return StoreSettings(capacity=capacity, staleness=staleness, batch_size=8, timeout_s=30, **settings)
+
+
+def train(engine: Engine, data: Iterator[Batch]) -> list[float]:
     """Summed loss of every step on this rank."""
     losses = []
     while (out := engine.step(data)) is not None:
@@ -148,22 +140,11 @@ def train(engine: StoreEngine, data: Iterator[Batch]) -> list[float]:
     return losses
 
 
-def tables_of(engine: StoreEngine) -> dict[str, Any]:
-    """This rank's pieces, with held-back updates, as numpy."""
-    with engine.snapshot() as state:
-        return {
-            f"{name}.{key}@{piece.first_row}": tensor.numpy().copy()
-            for name, pieces in state.tables.items()
-            for piece in pieces
-            for key, tensor in {"value": piece.value, **piece.optimizer}.items()
-        } | {name: value.numpy().copy() for name, value in state.dense.items()}
-
-
 class PlainTorch:
     """One process, whole batches, nn.EmbeddingBag, textbook formulas."""
 
     def __init__(self, optimizer: str, dims: tuple[int, ...] = (8, 8, 8)) -> None:
-        self.rows = PlainBags(make_tables(dims))
+        self.rows = PlainBags(make_tables(dims), SEED)
         torch.manual_seed(SEED)
         self.net = Net(nn.Identity(), dims)
         self.net.bags = self.rows
@@ -177,7 +158,7 @@ class PlainTorch:
 
     @property
     def _weights(self) -> list[Tensor]:
-        return [bag.weight for bag in self.rows.bags]
+        return self.rows.weights
 
     def train(self, data: list[Batch]) -> list[float]:
         losses = []

@@ -4,14 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
-from torch import Tensor
 
-from hetrain.engine import Engine
 from hetrain.telemetry import Traffic
-from tests.engine.server_cases import losses_of, make_side, side_batches, whole_tables
-from tests.engine.store_cases import tables_of
+from tests.engine.held import load, same_rows, save, tables_of, whole_tables
+from tests.engine.server_cases import make_side, side_batches
+from tests.engine.store_cases import train
+from tests.handed_to_gloo import handed_to_gloo
 from tests.ranks import run_ranks
 
 CUT = 7
@@ -20,11 +18,11 @@ CUT = 7
 def _run(rank: int, world_size: int, servers: int, settings: dict[str, Any]) -> dict[str, Any]:
     engine = make_side(rank, world_size, servers, **settings)
     data = side_batches(rank, world_size, servers)
-    losses = losses_of(engine, iter(data[:CUT]))
+    losses = train(engine, iter(data[:CUT]))
     with engine.evaluating():
         predictions = [engine.predict(batch).numpy() for batch in data]
     alone = engine.predict(data[0]).numpy()  # opens a view of its own
-    losses += losses_of(engine, iter(data[CUT:]))
+    losses += train(engine, iter(data[CUT:]))
     before, report = tables_of(engine), engine.report()
     engine.finish()
     return {
@@ -71,59 +69,20 @@ def test_servers_change_no_bit(servers: int, settings: dict[str, Any]) -> None:
 
 def _pairs(rank: int, world_size: int, servers: int) -> tuple[set[int], int, int]:
     """Ranks this one sent rows to, the bytes of that, and what was counted."""
-    heard: set[int] = set()
-    sent = 0
-    original = dist.isend
-
-    def counting(buffer: Tensor, *args: Any, **kwargs: Any) -> Any:
-        nonlocal sent
-        heard.add(kwargs["group_dst"])
-        sent += buffer.numel()
-        return original(buffer, *args, **kwargs)
-
-    dist.isend = counting
     traffic = Traffic()
-    engine = make_side(rank, world_size, servers, traffic=traffic, capacity=40, staleness=1, audit_every=2)
-    losses_of(engine, iter(side_batches(rank, world_size, servers)))
-    engine.finish()
+    with handed_to_gloo() as handed:
+        engine = make_side(rank, world_size, servers, traffic=traffic, capacity=40, staleness=1, audit_every=2)
+        train(engine, iter(side_batches(rank, world_size, servers)))
+        engine.finish()
     if rank >= world_size - servers:
         assert traffic.bytes["dense"] == 0
-    return heard, sent, traffic.total - traffic.bytes["dense"]
+    return handed.peers, handed.nbytes, traffic.total - traffic.bytes["dense"]
 
 
 def test_only_workers_and_servers_talk_to_each_other() -> None:
     ranks = run_ranks(4, _pairs, 2)
-    assert [heard for heard, _, _ in ranks] == [{2, 3}, {2, 3}, {0, 1}, {0, 1}]
+    assert [peers for peers, _, _ in ranks] == [{2, 3}, {2, 3}, {0, 1}, {0, 1}]
     assert all(sent == counted for _, sent, counted in ranks)
-
-
-def _copied(state: Any) -> Any:
-    if isinstance(state, Tensor):
-        return state.clone()
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    return [_copied(value) for value in state] if isinstance(state, list) else state
-
-
-def _saved(engine: Engine) -> dict[str, Any]:
-    with engine.snapshot() as state:
-        tables = {name: [[p.value, p.optimizer] for p in pieces] for name, pieces in state.tables.items()}
-        return _copied({**vars(state), "tables": tables})
-
-
-def _load(engine: Engine, saved: dict[str, Any], *, exact: bool) -> None:
-    """As a checkpoint does it: fill in place, close, restore."""
-    with engine.snapshot() as state:
-        assert state.layout == saved["layout"]
-        for name, value in saved["dense"].items():
-            state.dense[name].copy_(value)
-        for name, pieces in saved["tables"].items():
-            for piece, (value, optimizer) in zip(state.tables[name], pieces, strict=True):
-                piece.value.copy_(value)
-                for key, tensor in optimizer.items():
-                    piece.optimizer[key].copy_(tensor)
-        state.dense_optimizer, state.step = saved["dense_optimizer"], saved["step"]
-    engine.restore(state, saved["private"] if exact else None)
 
 
 def _resume(rank: int, world_size: int, servers: int, capacity: float) -> dict[str, Any]:
@@ -131,28 +90,20 @@ def _resume(rank: int, world_size: int, servers: int, capacity: float) -> dict[s
     settings: dict[str, Any] = {"capacity": capacity, "staleness": 3, "policy": "lfu", "audit_every": 3}
     data = side_batches(rank, world_size, servers)
     first, second = (make_side(rank, world_size, servers, **settings) for _ in range(2))
-    losses_of(first, iter(data[:CUT]))
-    saved = _saved(first)
-    losses = losses_of(first, iter(data[CUT:]))
-    losses_of(second, iter(data[3:]))
-    _load(second, saved, exact=True)
-    again = losses_of(second, iter(data[CUT:]))
+    train(first, iter(data[:CUT]))
+    saved = save(first)
+    losses = train(first, iter(data[CUT:]))
+    train(second, iter(data[3:]))
+    load(second, saved, exact=True)
+    again = train(second, iter(data[CUT:]))
     ends = [tables_of(first), tables_of(second)]
     reports = [first.report(), second.report()]
-    _load(second, saved, exact=False)
-    folded = _saved(second)
-    rows = [
-        state["tables"][f"t{t}"][i][0]
-        for state in (saved, folded)
-        for t in range(3)
-        for i in range(len(saved["tables"][f"t{t}"]))
-    ]
-    half = len(rows) // 2
+    load(second, saved, exact=False)
     return {
         "losses": (losses, again),
         "same": all(np.array_equal(value, ends[1][name]) for name, value in ends[0].items()),
         "reports": reports,
-        "folded": all(torch.equal(a, b) for a, b in zip(rows[:half], rows[half:], strict=True)),
+        "folded": same_rows(saved, save(second)),
     }
 
 

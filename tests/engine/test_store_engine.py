@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from tests.engine.store_cases import PlainTorch, batches, make_engine, tables_of, train
+from tests.engine.held import tables_of
+from tests.engine.store_cases import PlainTorch, batches, examples, make_batch, make_engine, train
 
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad"]
 
@@ -67,8 +68,6 @@ def test_batches_larger_than_planned() -> None:
     plain = PlainTorch("sgd")
     expected = plain.train(small)
     losses = train(engine, iter(small))
-    from tests.engine.store_cases import examples, make_batch
-
     wide = make_batch(examples(150, True), 150, [0, 1, 2])
     expected += plain.train([wide, *large])
     losses += train(engine, iter([wide, *large]))

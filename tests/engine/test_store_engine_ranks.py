@@ -6,32 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from hetrain.engine.store_engine import StoreEngine
 from hetrain.telemetry import Traffic
-from tests.engine.store_cases import STEPS, PlainTorch, batches, make_engine, tables_of, train
+from tests.engine.held import load, same_rows, save, tables_of, whole_tables
+from tests.engine.store_cases import STEPS, PlainTorch, batches, make_engine, train
+from tests.handed_to_gloo import handed_to_gloo
 from tests.ranks import run_ranks
 
 CUT = 7
-
-
-def _merged(ranks: list[dict[str, Any]], optimizer: str) -> dict[str, np.ndarray]:
-    """Whole tables from the ranks' pieces."""
-    tables: dict[str, np.ndarray] = {}
-    for i in range(3):
-        for key in ("value", "sum"):
-            pieces = sorted(
-                (int(name.split("@")[1]), piece)
-                for rank in ranks
-                for name, piece in rank.items()
-                if name.startswith(f"t{i}.{key}@")
-            )
-            if pieces:
-                tables[f"t{i}.{key}"] = np.concatenate([piece for _, piece in pieces])
-    assert len(tables) == (3 if optimizer == "sgd" else 6)
-    return tables
 
 
 def _train(rank: int, world_size: int, optimizer: str, kwargs: dict[str, Any], multi_hot: bool) -> dict[str, Any]:
@@ -59,7 +42,8 @@ def test_empty_cache_equals_plain_torch_on_whole_batches(optimizer: str) -> None
     losses = [sum(parts) for parts in zip(*(r["losses"] for r in ranks), strict=True)]
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), atol=1e-5, rtol=1e-5)
     for when in ("before", "after"):
-        tables = _merged([r[when] for r in ranks], optimizer)
+        tables = whole_tables([r[when] for r in ranks])
+        assert sum(name.endswith((".value", ".sum")) for name in tables) == (3 if optimizer == "sgd" else 6)
         for i, (weight, sums) in enumerate(zip(plain._weights, plain.sums, strict=True)):
             torch.testing.assert_close(torch.from_numpy(tables[f"t{i}.value"]), weight.detach(), atol=1e-5, rtol=1e-4)
             if optimizer != "sgd":
@@ -134,42 +118,6 @@ def test_looking_changes_no_bit(capacity: float) -> None:
             assert np.array_equal(value, b[name]) if isinstance(value, np.ndarray) else value == b[name], name
 
 
-def _copied(state: Any) -> Any:
-    if isinstance(state, Tensor):
-        return state.clone()
-    if isinstance(state, dict):
-        return {k: _copied(v) for k, v in state.items()}
-    return [_copied(v) for v in state] if isinstance(state, list) else state
-
-
-def _save(engine: StoreEngine) -> dict[str, Any]:
-    with engine.snapshot() as state:
-        return _copied(
-            {
-                "dense": state.dense,
-                "optimizer": state.dense_optimizer,
-                "tables": {n: [[p.value, p.optimizer] for p in pieces] for n, pieces in state.tables.items()},
-                "private": state.private,
-                "step": state.step,
-            }
-        )
-
-
-def _load(engine: StoreEngine, saved: dict[str, Any], *, exact: bool) -> None:
-    """As a checkpoint does it: fill in place, close, restore."""
-    with engine.snapshot() as state:
-        for name, value in saved["dense"].items():
-            state.dense[name].copy_(value)
-        for name, pieces in saved["tables"].items():
-            for piece, (value, optimizer) in zip(state.tables[name], pieces, strict=True):
-                piece.value.copy_(value)
-                for key, tensor in optimizer.items():
-                    piece.optimizer[key].copy_(tensor)
-        state.dense_optimizer = saved["optimizer"]
-        state.step = saved["step"]
-    engine.restore(state, saved["private"] if exact else None)
-
-
 def _resume(rank: int, world_size: int, capacity: float, used: bool) -> dict[str, Any]:
     """Train, save midway; then load into another engine (one in use when `used`) and go on."""
     kwargs: dict[str, Any] = {"capacity": capacity, "staleness": 3, "policy": "lfu"}
@@ -178,33 +126,25 @@ def _resume(rank: int, world_size: int, capacity: float, used: bool) -> dict[str
     stream = iter(data)
     for _ in range(CUT):
         first.step(stream)
-    saved = _save(first)
+    saved = save(first)
     assert saved["private"]["is_read"] == (capacity > 0)  # the next batch's rows were read ahead
     losses = train(first, stream)
     second = make_engine(world_size, "rowwise_adagrad", **kwargs)
     if used:
         train(second, iter(data[3:]))
-    _load(second, saved, exact=True)
+    load(second, saved, exact=True)
     again = train(second, iter(data[CUT:]))
     end = [tables_of(first), tables_of(second)]
     same = all(np.array_equal(value, end[1][name]) for name, value in end[0].items())
     third = make_engine(world_size, "rowwise_adagrad", **kwargs)
     train(third, iter(data[3:6]))
-    _load(third, saved, exact=False)
-    folded = tables_of(third)
-    merged = {f"{n}.{i}": v for n, pieces in saved["tables"].items() for i, (v, _) in enumerate(pieces)}
-    ours = {n.replace(".value@", "."): v for n, v in folded.items() if ".value@" in n}
-    right = len(merged) == len(ours) and all(
-        np.array_equal(merged[f"t{n[1]}.{i}"].numpy(), v)
-        for t in range(3)
-        for i, (n, v) in enumerate((n, v) for n, v in sorted(ours.items()) if n.startswith(f"t{t}."))
-    )
+    load(third, saved, exact=False)
     return {
         "losses": losses,
         "again": again,
         "same": same,
         "report": [_reproducible(first), _reproducible(second)],
-        "right": right,
+        "folded": same_rows(saved, save(third)),
         "dirty": float(sum(len(r) for r, *_ in [(g["owner"]["rows"],) for g in saved["private"]["groups"]])),
     }
 
@@ -218,30 +158,22 @@ def test_resume_is_bit_for_bit(capacity: float, used: bool) -> None:
         assert rank["losses"] == rank["again"]
         assert rank["same"]
         assert rank["report"][0] == rank["report"][1]
-        assert rank["right"]
+        assert rank["folded"]
 
 
 def _counted(rank: int, world_size: int) -> tuple[int, int, int]:
     """Bytes counted, bytes really handed to gloo for rows, and those of the dense part."""
-    sent = 0
-    original = dist.isend
-
-    def counting(buffer: Tensor, *args: Any, **kwargs: Any) -> Any:
-        nonlocal sent
-        sent += buffer.numel()
-        return original(buffer, *args, **kwargs)
-
-    dist.isend = counting
     traffic = Traffic()
-    engine = make_engine(world_size, "adagrad", capacity=40, staleness=1, traffic=traffic, audit_every=2)
-    dense = traffic.bytes["dense"]
-    train(engine, iter(batches(rank, world_size)))
-    engine.finish()
+    with handed_to_gloo() as handed:
+        engine = make_engine(world_size, "adagrad", capacity=40, staleness=1, traffic=traffic, audit_every=2)
+        dense = traffic.bytes["dense"]
+        train(engine, iter(batches(rank, world_size)))
+        engine.finish()
     rows = sum(nbytes for channel, nbytes in traffic.bytes.items() if channel != "dense")
     assert all(traffic.bytes[c] > 0 for c in ("ids", "rows_pull", "rows_push", "clocks", "audit"))
     parameters = sum(p.numel() * 4 for p in engine._network.parameters())
     assert traffic.bytes["dense"] - dense == STEPS * parameters
-    return rows, sent, parameters
+    return rows, handed.nbytes, parameters
 
 
 def test_every_byte_sent_is_counted() -> None:

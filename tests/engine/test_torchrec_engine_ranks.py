@@ -1,7 +1,5 @@
 """Several gloo ranks against one process on the same global batches."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBat
 from hetrain.engine.replicated import ReplicatedTables
 from hetrain.errors import ConfigError
 from hetrain.telemetry import Traffic
+from tests.engine import store_cases
 from tests.engine.bsp import TABLES, WIDTH, engine, global_batches, optimizer, part, train_plain
+from tests.engine.held import load, save, tables_of, whole_tables
 from tests.ranks import run_ranks
 
 # examples of rank 0 and rank 1 in each step: full, uneven, empty
@@ -141,52 +141,24 @@ def test_ranks_with_different_plans_are_refused():
 
 
 def state_of(rank, world_size, name, kinds):
-    """Everything after 3 steps, and the losses of the next 3 with and without a restore into a new engine."""
+    """What is held after 3 steps, and the losses of the next 3, which are those of a new engine that was given it."""
     e = engine(optimizer(name), kinds, world_size)
     batches = shares(rank)
-    iterator = iter(batches[:3])
-    while e.step(iterator) is not None:
-        pass
-    with e.snapshot() as s:
-        saved = (
-            {k: v.clone() for k, v in s.dense.items()},
-            {t: [(p.first_row, p.value.clone(), {k: v.clone() for k, v in p.optimizer.items()}) for p in pieces]
-             for t, pieces in s.tables.items()},
-        )  # fmt: skip
-        optimizer_state = copy.deepcopy(s.dense_optimizer)  # torch's loading keeps the tensors it is given
-        fresh = engine(optimizer(name), kinds, world_size)
-        list_of = iter(batches[:2])
-        fresh.step(list_of)  # holds a prefetched batch, which a restore must forget
-        with fresh.snapshot() as target:
-            for k, v in target.dense.items():
-                v.copy_(saved[0][k])
-            for t, pieces in target.tables.items():
-                for p, (first, value, state) in zip(pieces, saved[1][t], strict=True):
-                    assert p.first_row == first
-                    p.value.copy_(value)
-                    for k, v in p.optimizer.items():
-                        v.copy_(state[k])
-            target.step, target.dense_optimizer = s.step, copy.deepcopy(optimizer_state)
-            fresh.restore(target, None)
-    losses = []
-    for trained in (fresh, e):
-        iterator = iter(batches[3:])
-        losses.append([])
-        while (out := trained.step(iterator)) is not None:
-            losses[-1].append(out.loss.item())
+    store_cases.train(e, iter(batches[:3]))
+    held, saved = tables_of(e), save(e)
+    fresh = engine(optimizer(name), kinds, world_size)
+    fresh.step(iter(batches[:2]))  # holds a prefetched batch, which a restore must forget
+    load(fresh, saved, exact=False)
+    losses = [store_cases.train(trained, iter(batches[3:])) for trained in (fresh, e)]
     assert losses[0] == losses[1]
-    as_numpy = {
-        t: [(first, value.numpy(), {k: v.numpy() for k, v in state.items()}) for first, value, state in pieces]
-        for t, pieces in saved[1].items()
-    }
-    return {k: v.numpy() for k, v in saved[0].items()}, as_numpy, losses[1]
+    return held, losses[1]
 
 
 @pytest.mark.parametrize("name", ["sgd", "rowwise_adagrad", "adagrad"])
 @pytest.mark.parametrize("kinds", ["mixed", "row_wise"])
 def test_two_ranks_restore_bit_for_bit(name, kinds):
     results = run_ranks(2, state_of, name, KINDS[kinds])
-    assert all(len(losses) == 3 for _, _, losses in results)
+    assert all(len(losses) == 3 for _, losses in results)
 
 
 def test_one_rank_takes_up_what_two_left():
@@ -197,16 +169,14 @@ def test_one_rank_takes_up_what_two_left():
     iterator = iter(batches[:3])  # so that the optimizer of the dense part has the state of step 3
     while e.step(iterator) is not None:
         pass
+    left = whole_tables([held for held, _ in results])
     with e.snapshot() as target:
         for k, v in target.dense.items():
-            v.copy_(torch.from_numpy(results[0][0][k]))
-        for _, tables, _ in results:
-            for t, pieces in tables.items():
-                (whole,) = target.tables[t]
-                for first, value, state in pieces:
-                    whole.value[first : first + len(value)] = torch.from_numpy(value)
-                    for k, v in state.items():
-                        whole.optimizer[k][first : first + len(v)] = torch.from_numpy(v)
+            v.copy_(torch.from_numpy(left[k]))
+        for t, (whole,) in target.tables.items():
+            whole.value.copy_(torch.from_numpy(left[f"{t}.value"]))
+            for k, v in whole.optimizer.items():
+                v.copy_(torch.from_numpy(left[f"{t}.{k}"]))
         e.restore(target, None)
     losses, iterator = [], iter(batches[3:])
     while (out := e.step(iterator)) is not None:

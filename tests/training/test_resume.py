@@ -6,31 +6,23 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from hetrain import build
-from hetrain.data.sample import ensure_sample
 from hetrain.errors import CheckpointError, ConfigError
 from hetrain.training.run_lock import RunLock
 from tests import small_run
-from tests.small_run import config, train
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    ensure_sample(config(folder, "bsp").data)
-    return folder / "sample"
+from tests.small_run import config, evaluate_run, train
 
 
 @pytest.fixture
-def cfg_of(sample, tmp_path):
-    return lambda **changes: config(tmp_path, "bsp", **{"data__path": str(sample), "train__max_steps": 4} | changes)
+def cfg_of(cfg_of):
+    return partial(cfg_of, "bsp", train__max_steps=4)
 
 
 def folder_of(cfg):
@@ -46,10 +38,6 @@ def flip_a_label(path):
     pq.write_table(table.set_column(0, "label", [labels]), file)
 
 
-def evaluate(cfg):
-    return build.evaluate_run(cfg, {"run": str(folder_of(cfg))}, small_run.ranks_of(), torch.device("cpu"))
-
-
 def test_replaced_data_is_noticed(cfg_of, sample, tmp_path, caplog):
     own = shutil.copytree(sample, tmp_path / "own")
     cfg = cfg_of(data__path=str(own))
@@ -59,9 +47,9 @@ def test_replaced_data_is_noticed(cfg_of, sample, tmp_path, caplog):
     with pytest.raises(CheckpointError, match=r"its test are not those.*replaced"):
         train(0, 1, cfg_of(data__path=str(own), train__max_steps=8))
     with pytest.raises(CheckpointError, match="its test are not those"):
-        evaluate(cfg)
+        evaluate_run(0, 1, cfg)
     elsewhere = shutil.copytree(own, tmp_path / "elsewhere")
-    evaluate(cfg_of(data__path=str(elsewhere)))
+    evaluate_run(0, 1, cfg_of(data__path=str(elsewhere)))
     assert "other rows than those of the run" in caplog.text
 
 

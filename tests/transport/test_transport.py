@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from hetrain.errors import TrainingError
@@ -16,6 +15,7 @@ from hetrain.transport.collective import CollectiveTransport
 from hetrain.transport.compact import Writer, words_for
 from hetrain.transport.leg import FIRST_ROOM, ShortLeg, SizedLeg
 from hetrain.transport.wire import Codec, Layout
+from tests.handed_to_gloo import handed_to_gloo
 from tests.ranks import run_ranks
 
 LAYOUT = Layout(("ids", "rows_push", "clocks", "rows_push"), (None, 4, None, 0))
@@ -99,41 +99,40 @@ def _request(rank: int, peer: int, group: int, n: int) -> Request:
     )
 
 
+def _check_answer(reply: Reply, asked: Request, rank: int, peer: int, pushed: float) -> None:
+    """`reply` is what the _Echo on `peer` answers to `asked` of `rank`, where all ranks pushed values of that sum."""
+    n = len(asked.fetch_rows)
+    assert torch.equal(reply.value, asked.fetch_rows[:, None].float().expand(-1, 3) + 1000 * rank)
+    assert torch.equal(reply.state, torch.full((n, 1), pushed))
+    assert torch.equal(reply.clock, asked.fetch_rows + peer)
+    assert torch.equal(reply.invalid, torch.nonzero(asked.check_clock > 5).flatten())
+    assert reply.applied.shape == (0,)
+    assert torch.equal(reply.stored, asked.fetch_rows % 3 == 0)
+    assert torch.equal(reply.notice_rows, asked.push_rows)
+    assert torch.equal(reply.notice_clock, asked.push_clock)
+
+
 def _rounds(rank: int, world_size: int, sizes: list[int]) -> dict[str, Any]:
     traffic = Traffic()
     transport = CollectiveTransport([_Echo(rank), _Echo(rank)], [(3, 1), (3, 1)], traffic, timeout_s=30)
-    sent = 0
-    original = dist.isend
 
-    def counted(buffer: Tensor, *args: Any, **kwargs: Any) -> Any:
-        nonlocal sent
-        sent += buffer.numel()
-        return original(buffer, *args, **kwargs)
+    def requests(n: int) -> list[list[Request]]:
+        return [[_request(rank, peer, g, n) for g in range(2)] for peer in range(world_size)]
 
-    dist.isend = counted
-    for n in sizes:
-        replies = transport.exchange(
-            [[_request(rank, peer, g, n + rank) for g in range(2)] for peer in range(world_size)]
-        )
-        pushed = sum(3 * (r + 1) * (n + r) for r in range(world_size))
-        for peer, per_group in enumerate(replies):
-            for g, reply in enumerate(per_group):
-                asked = _request(rank, peer, g, n + rank)
-                assert torch.equal(reply.value, asked.fetch_rows[:, None].float().expand(-1, 3) + 1000 * rank)
-                assert torch.equal(reply.state, torch.full((n + rank, 1), float(pushed)))
-                assert torch.equal(reply.clock, asked.fetch_rows + peer)
-                assert torch.equal(reply.invalid, torch.nonzero(asked.check_clock > 5).flatten())
-                assert reply.applied.shape == (0,)
-                assert torch.equal(reply.stored, asked.fetch_rows % 3 == 0)
-                assert torch.equal(reply.notice_rows, asked.push_rows)
-                assert torch.equal(reply.notice_clock, asked.push_clock)
-    transport.drain()
-    before = traffic.total
-    with traffic.set_aside():
-        transport.exchange([[_request(rank, peer, g, 3) for g in range(2)] for peer in range(world_size)])
-    transport.drain()
+    with handed_to_gloo() as handed:
+        for n in sizes:
+            replies = transport.exchange(requests(n + rank))
+            pushed = float(sum(3 * (r + 1) * (n + r) for r in range(world_size)))
+            for peer, answers in enumerate(zip(replies, requests(n + rank), strict=True)):
+                for reply, asked in zip(*answers, strict=True):
+                    _check_answer(reply, asked, rank, peer, pushed)
+        transport.drain()
+        before = traffic.total
+        with traffic.set_aside():
+            transport.exchange(requests(3))
+        transport.drain()
     assert traffic.total == before
-    return {"sent": sent, "counted": before + sum(traffic.aside.values()), "waited": transport.waited_s}
+    return {"sent": handed.nbytes, "counted": before + sum(traffic.aside.values()), "waited": transport.waited_s}
 
 
 def test_rounds_of_any_size_on_two_ranks() -> None:
@@ -152,33 +151,25 @@ def _served(rank: int, world_size: int, servers: int, sizes: list[int]) -> tuple
     """Bytes sent and counted of rounds in which the last `servers` ranks only answer."""
     traffic, workers = Traffic(), world_size - servers
     transport = CollectiveTransport([_Echo(rank)], [(3, 1)], traffic, timeout_s=30, servers=servers)
-    sent = 0
-    original = dist.isend
-
-    def counted(buffer: Tensor, *args: Any, **kwargs: Any) -> Any:
-        nonlocal sent
-        assert (rank < workers) != (kwargs["group_dst"] < workers)
-        sent += buffer.numel()
-        return original(buffer, *args, **kwargs)
-
-    dist.isend = counted
-    for n in sizes:
-        if rank >= workers:
-            assert transport.exchange() == []
-            received = transport.collect()
-            assert [int(r[0].included.sum()) for r in received] == [(n + p) * (p + 1) for p in range(workers)]
-            continue
-        requests = [[_request(rank, peer, 0, n + rank)] for peer in range(world_size)]
-        for peer, (reply,) in enumerate(transport.exchange(requests)):
-            rows = requests[peer][0].fetch_rows if peer >= workers else torch.empty(0, dtype=torch.int64)
-            assert torch.equal(reply.value, rows[:, None].float().expand(-1, 3) + 1000 * rank)
-            assert torch.equal(reply.clock, rows + peer)
-            assert reply.state.shape == (len(rows), 1)
-        ones = torch.full((n + rank,), rank + 1)
-        report = AuditReport(*[ones] * len(AuditReport.CHANNELS))
-        assert transport.collect([[report] for _ in range(world_size)]) == []
-    transport.drain()
-    return sent, traffic.total
+    with handed_to_gloo() as handed:
+        for n in sizes:
+            if rank >= workers:
+                assert transport.exchange() == []
+                received = transport.collect()
+                assert [int(r[0].included.sum()) for r in received] == [(n + p) * (p + 1) for p in range(workers)]
+                continue
+            requests = [[_request(rank, peer, 0, n + rank)] for peer in range(world_size)]
+            for peer, (reply,) in enumerate(transport.exchange(requests)):
+                rows = requests[peer][0].fetch_rows if peer >= workers else torch.empty(0, dtype=torch.int64)
+                assert torch.equal(reply.value, rows[:, None].float().expand(-1, 3) + 1000 * rank)
+                assert torch.equal(reply.clock, rows + peer)
+                assert reply.state.shape == (len(rows), 1)
+            ones = torch.full((n + rank,), rank + 1)
+            report = AuditReport(*[ones] * len(AuditReport.CHANNELS))
+            assert transport.collect([[report] for _ in range(world_size)]) == []
+        transport.drain()
+    assert all((rank < workers) != (peer < workers) for peer in handed.peers)
+    return handed.nbytes, traffic.total
 
 
 @pytest.mark.parametrize(("world_size", "servers"), [(2, 1), (4, 2)])
