@@ -198,7 +198,9 @@ class StoreBags(nn.Module):
         return waited
 
     def read(self, sparse: KeyedJaggedTensor) -> None:
-        """The round of a training step: push what is due, fetch and check the rows of `sparse`."""
+        """The round of a training step, no batch being in flight: push what is due, fetch and check the rows."""
+        for group in self.groups:
+            group.owner.forget_flight()
         reads, routed = self._begin(sparse)
         waited = self._transport.waited_s
         replies = self._transport.exchange_blocks(_by_block(routed), self._part)
@@ -241,7 +243,6 @@ class StoreBags(nn.Module):
         if not self._transport.agree(same):
             for group in self.groups:
                 group.cache.forget_read()
-                group.owner.forget_flight()
             self.read(sparse)
             return
         plans = [group.cache.reread(rows) for group, (rows, _) in zip(self.groups, lookups, strict=True)]

@@ -94,7 +94,8 @@ class ServerEngine:
         waited = self._transport.waited_s
         self._overwritten = []
         self._set_owner_rates(self._step - 1)
-        if not self._is_read or (self._next is None and not self._reread()):
+        if not self._is_read or (self._next is None and not self._transport.agree(True)):
+            self._forget_flight()
             self._serve()
         if self._settings.audit_every and self._step % self._settings.audit_every == 0:
             self._audit()
@@ -115,13 +116,9 @@ class ServerEngine:
         blocks = self._settings.late_blocks
         self._transport.exchange_blocks([()] * max(1, blocks), part if blocks else Part.WHOLE)
 
-    def _reread(self) -> bool:
-        """After a resume: whether every worker goes on with the batch that was read ahead."""
-        same = self._transport.agree(True)
-        if not same:
-            for part in self._parts:
-                part.owner.forget_flight()
-        return same
+    def _forget_flight(self) -> None:
+        for part in self._parts:
+            part.owner.forget_flight()
 
     def _audit(self) -> None:
         """The most updates that a read of this step misses of rows here."""
@@ -141,8 +138,7 @@ class ServerEngine:
         self._set_owner_rates(self._step - 1)
         self._transport.exchange()
         self._next, self._is_read = None, False
-        for part in self._parts:
-            part.owner.forget_flight()
+        self._forget_flight()
         self._transport.drain()
 
     @contextmanager

@@ -287,7 +287,7 @@ class Owner:
         return self._before.of(rows, self.clock.index_select(0, rows))
 
     def forget_flight(self) -> None:
-        """The batches read ahead will not come."""
+        """No batch is in flight: all its gradients are, or will be, pushed before anything is read."""
         self._flight.forget()
 
     # -- looking ----------------------------------------------------------------------------------

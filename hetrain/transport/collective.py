@@ -136,7 +136,7 @@ class CollectiveTransport:
         return answers
 
     def _complete(self, answers: Sequence[list[Reply]], arrived: Sequence[torch.Tensor | None]) -> list[list[Reply]]:
-        """Replies by peer rank: our own, those that arrived, and empty ones for ranks without rows. A server has none."""
+        """Replies by peer rank: our own, those that arrived, empty ones for ranks without rows; a server's are none."""
         if not self._asks:
             return []
         found = {p: answers[p] if (b := arrived[p]) is None else _replies(self._replies, b) for p in self._roles.owners}

@@ -180,6 +180,8 @@ class Loopback:
 
     def read(self, batches):
         """One round, nothing being in flight; the plans by worker, admitted, and the requests sent [worker][owner]."""
+        for owner in self.owners:
+            owner.forget_flight()
         plans = self.begin(batches)
         sent = [split(plan.request, self.placement).requests[0] for plan in plans]
         self.admit(plans, self.fetch(plans))
