@@ -5,7 +5,7 @@ backward and the optimizer step are the fused kernels that `bsp` trains with.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,9 +17,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from hetrain.optim import RowOptimizer
 from hetrain.store.audit import audit_report, missed_updates, split_report
 from hetrain.store.cache import Cache
-from hetrain.store.messages import Message, Part, Reply, Request
+from hetrain.store.messages import Message, Part, Reply, Request, no_flags
 from hetrain.store.owner import Owner
-from hetrain.store.read import ReadPlan
+from hetrain.store.read import Asked, ReadPlan
 from hetrain.store.route import Routed, split
 from hetrain.store.slot_table import SlotTable
 from hetrain.store.space import Placement, RowSpace
@@ -167,8 +167,8 @@ class StoreBags(nn.Module):
 
     A training step calls `read` (collective), the network (which calls this module), backward, `commit`. To hide the
     next batch's round behind this one's computation it calls `read_ahead` before the network and `arrive` after
-    `commit`, in place of the next `read`; with `late_blocks` then `arrive_late` too. The slots are no parameters: the
-    fused kernel trains them, and neither DDP nor an optimizer sees them.
+    `commit`, in place of the next `read`. The slots are no parameters: the fused kernel trains them, and neither DDP
+    nor an optimizer sees them.
     """
 
     def __init__(self, groups: Sequence[WidthGroup], transport: CollectiveTransport, late_blocks: int = 0) -> None:
@@ -177,12 +177,12 @@ class StoreBags(nn.Module):
         self.groups = tuple(groups)
         self._waited_s = 0.0
         self._transport = transport
-        self._blocks, self._part = max(1, late_blocks), Part.EARLY if late_blocks else Part.WHOLE
+        self._late_leg, self._blocks = late_blocks > 0, max(1, late_blocks)
+        self._announces = self._late_leg and not self.groups[0].table.held_back
         self._background = Background()
         self._reads: list[_Read] = []
-        self._ahead: tuple[list[_Read], list[Routed]] = [], []
-        self._asked: list[Routed] = []  # for the batch in flight: the order in which owners speak of its rows
-        self._hot: list[Tensor] = []  # per group, which of that batch's rows the late leg pushes
+        self._ahead: list[_Read] = []
+        self._announced: list[Routed] = []  # the batch in flight: in this order owners speak of its rows
         self._keys = [f for group in groups for f in group.features]
         self._widths = [group.space.dim for group in groups for _ in group.features]
 
@@ -201,37 +201,73 @@ class StoreBags(nn.Module):
         """The round of a training step, no batch being in flight: push what is due, fetch and check the rows."""
         for group in self.groups:
             group.owner.forget_flight()
-        reads, routed = self._begin(sparse)
+        self._announced = []
+        self._reads = self._begin(sparse)
         waited = self._transport.waited_s
-        replies = self._transport.exchange_blocks(_by_block(routed), self._part)
+        if self._announces:
+            self._announce(self._reads)
+        self._admit([_plan(read) for read in self._reads], *self._exchange([_plan(read) for read in self._reads]))
         self._waited_s += self._transport.waited_s - waited
-        self._admit(reads, routed, replies)
 
     def read_ahead(self, sparse: KeyedJaggedTensor) -> None:
         """Start the round of the next batch; it runs while this one, which was read, is computed."""
-        self._ahead = self._begin(sparse)
-        requests = _by_block(self._ahead[1])
-        self._background.start(lambda: self._transport.exchange_blocks(requests, self._part))
+        reads = self._ahead = self._begin(sparse)
+        if self._announces:
+            self._background.start(lambda: self._announce(reads))
+        self._background.start(lambda: self._exchange([_plan(read) for read in reads]))
 
-    def arrive(self) -> None:
-        """Wait for the round that `read_ahead` started; its batch is the one to compute next."""
+    def arrive(self, before_late: Callable[[], None]) -> None:
+        """Wait for the round that `read_ahead` started; its batch is the one to compute next.
+
+        `before_late` is called where there is a late leg, before owners here take what it pushes.
+        """
         start = time.perf_counter()
-        replies = self._background.result()
+        hot = self._background.result() if self._announces else [no_flags()] * len(self.groups)
+        finish_late = self._start_late(hot) if self._late_leg else None
+        routed, replies = self._background.result()
         self._waited_s += time.perf_counter() - start
-        self._admit(*self._ahead, replies)
+        self._admit([_plan(read) for read in self._ahead], routed, replies)
+        self._reads = self._ahead
+        if finish_late is not None:
+            before_late()
+            waited = self._transport.waited_s
+            finish_late()
+            self._waited_s += self._transport.waited_s - waited
 
-    def arrive_late(self) -> None:
-        """After `arrive`: the rows that waited for the batch committed before it, and what they waited for."""
+    def _start_late(self, hot: list[Tensor]) -> Callable[[], None]:
+        """Push and ask for what waited for the batch committed just now; what is returned waits for the answer."""
         asked = [
-            group.cache.begin_late(_plan(read), hot)
-            for group, read, hot in zip(self.groups, self._reads, self._hot, strict=True)
+            group.cache.begin_late(_plan(read), flags)
+            for group, read, flags in zip(self.groups, self._ahead, hot, strict=True)
         ]
-        routed = [split(a.request, group.placement, self._blocks) for a, group in zip(asked, self.groups, strict=True)]
-        waited = self._transport.waited_s
-        replies = self._transport.exchange_blocks(_by_block(routed), Part.LATE)
-        self._waited_s += self._transport.waited_s - waited
-        for g, (group, late) in enumerate(zip(self.groups, asked, strict=True)):
-            group.cache.admit(late, routed[g].merge(_of_group(replies, g)))
+        routed = self._split(asked)
+        finish = self._transport.start(_by_block(routed), Part.LATE)
+        return lambda: self._admit(asked, routed, finish())
+
+    def _announce(self, reads: Sequence[_Read]) -> list[Tensor]:
+        """Tell the owners what will be read; by group, which rows of the batch in flight others wait for."""
+        rows = [_plan(read).rows for read in reads]
+        routed = [split(group.fetch(r), group.placement) for group, r in zip(self.groups, rows, strict=True)]
+        replies = self._transport.exchange(_by_block(routed)[0], Part.ANNOUNCE)
+        before: Sequence[Routed | None] = self._announced or [None] * len(routed)
+        self._announced, hot = routed, []
+        for g, read in enumerate(reads):
+            late, hot_here = routed[g].flags([peer[g] for peer in replies], before[g])
+            _plan(read).leave_late(late)
+            hot.append(hot_here)
+        return hot
+
+    def _split(self, asked: Sequence[Asked]) -> list[Routed]:
+        return [split(a.request, group.placement, self._blocks) for a, group in zip(asked, self.groups, strict=True)]
+
+    def _exchange(self, asked: Sequence[Asked]) -> tuple[list[Routed], list[list[list[Reply]]]]:
+        """One leg: what was sent to whom, and the replies."""
+        routed = self._split(asked)
+        return routed, self._transport.start(_by_block(routed))()
+
+    def _admit(self, asked: Sequence[Asked], routed: Sequence[Routed], replies: list[list[list[Reply]]]) -> None:
+        for g, (group, what) in enumerate(zip(self.groups, asked, strict=True)):
+            group.cache.admit(what, routed[g].merge(_of_group(replies, g)))
 
     def reread(self, sparse: KeyedJaggedTensor) -> None:
         """Take the place of `read` after a resume, where a batch had been read ahead before the state was saved.
@@ -246,29 +282,19 @@ class StoreBags(nn.Module):
             self.read(sparse)
             return
         plans = [group.cache.reread(rows) for group, (rows, _) in zip(self.groups, lookups, strict=True)]
-        self._asked = [
-            split(group.fetch(plan.rows), group.placement, self._blocks)
-            for group, plan in zip(self.groups, plans, strict=True)
+        self._announced = [
+            split(group.fetch(plan.rows), group.placement) for group, plan in zip(self.groups, plans, strict=True)
         ]
         self._reads = [_Read(plan.slots, offsets, plan) for plan, (_, offsets) in zip(plans, lookups, strict=True)]
 
-    def _begin(self, sparse: KeyedJaggedTensor) -> tuple[list[_Read], list[Routed]]:
-        reads, routed = [], []
+    def _begin(self, sparse: KeyedJaggedTensor) -> list[_Read]:
+        reads = []
         for group in self.groups:
             rows, offsets = group.lookups(sparse)
             group.make_room(len(rows))
             plan = group.cache.begin(rows)
             reads.append(_Read(plan.slots, offsets, plan))
-            routed.append(split(plan.request, group.placement, self._blocks))
-        return reads, routed
-
-    def _admit(self, reads: list[_Read], routed: list[Routed], replies: list[list[list[Reply]]]) -> None:
-        self._hot = []
-        for g, (group, read) in enumerate(zip(self.groups, reads, strict=True)):
-            reply = routed[g].merge(_of_group(replies, g))
-            self._hot.append(self._asked[g].in_order(reply.hot) if len(reply.hot) else reply.hot)
-            group.cache.admit(_plan(read), reply)
-        self._reads, self._asked = reads, routed
+        return reads
 
     def audit(self) -> int:
         """Between `read` and `commit`: the most updates that a read of this step misses here. Collective."""
@@ -290,7 +316,7 @@ class StoreBags(nn.Module):
     def push(self) -> None:
         """Send every held-back update to its owner, changing nothing here. Collective."""
         routed = [split(group.cache.pending(), group.placement) for group in self.groups]
-        self._transport.exchange_blocks(_by_block(routed))
+        self._transport.start(_by_block(routed))()
 
     @contextmanager
     def read_only(self, sparse: KeyedJaggedTensor) -> Iterator[None]:
@@ -318,7 +344,7 @@ class StoreBags(nn.Module):
             distinct_rows.append(distinct)
             reads.append(_Read(indices, offsets))
             routed.append(split(group.fetch(distinct), group.placement))
-        replies = self._transport.exchange_blocks(_by_block(routed))
+        replies = self._transport.start(_by_block(routed))()
         for g, (group, read) in enumerate(zip(self.groups, reads, strict=True)):
             read.rows = group.cache.rows_of(distinct_rows[g], routed[g].merge(_of_group(replies, g)))
         return reads

@@ -101,20 +101,26 @@ class ServerEngine:
             self._audit()
         self._next = next(batches, None) if self._settings.overlapped else None
         if self._next is not None:
-            self._serve()
-            if self._settings.late_blocks:
-                self._set_owner_rates(self._step)
-                self._serve(Part.LATE)
+            self._serve(late=self._settings.late_blocks > 0)
         self._is_read = self._next is not None
         self._step += 1
         nothing = torch.empty(0)
         waited_s = self._transport.waited_s - waited
         return StepOutput(torch.zeros(()), nothing, nothing, 0, batch.global_size, waited_s)
 
-    def _serve(self, part: Part = Part.EARLY) -> None:
-        """A part of a round in which batches are read."""
-        blocks = self._settings.late_blocks
-        self._transport.exchange_blocks([()] * max(1, blocks), part if blocks else Part.WHOLE)
+    def _serve(self, *, late: bool = False) -> None:
+        """A round in which batches are read; `late`: with a late leg."""
+        blocks = max(1, self._settings.late_blocks)
+        if self._settings.late_blocks and not self._settings.held_back:
+            self._transport.exchange(part=Part.ANNOUNCE)
+        finish = self._transport.start([()] * blocks)
+        if not late:
+            finish()
+            return
+        finish_late = self._transport.start([()] * blocks, Part.LATE)  # ready to receive while the first is served
+        finish()
+        self._set_owner_rates(self._step)
+        finish_late()
 
     def _forget_flight(self) -> None:
         for part in self._parts:

@@ -101,8 +101,7 @@ class StoreEngine:
             blocks=max(1, settings.late_blocks),
         )
         self._reads_ahead = settings.overlapped and self._transport.concurrent
-        self._late_leg = self._reads_ahead and settings.late_blocks > 0
-        self._bags = StoreBags(self._groups, self._transport, settings.late_blocks if self._late_leg else 0)
+        self._bags = StoreBags(self._groups, self._transport, settings.late_blocks if self._reads_ahead else 0)
         torch.manual_seed(seed)
         self._network = make_model(self._bags).to(device)
         self._reducer = DenseReducer(traffic, workers if settings.servers else group)
@@ -148,10 +147,7 @@ class StoreEngine:
         self._settled = False
         self._bags.commit()
         if self._next is not None:
-            self._bags.arrive()
-            if self._late_leg:
-                self._set_owner_rates(self._step)
-                self._bags.arrive_late()
+            self._bags.arrive(before_late=partial(self._set_owner_rates, self._step))
         self._is_read = self._next is not None
         self._step += 1
         return self._output(batch, logits.detach(), total)

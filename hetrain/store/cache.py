@@ -88,7 +88,7 @@ class Cache:
         last = self.slots.last_lookups(slots)
         distinct, touched = lookups[last], slots[last]
         late = touched[:0]
-        if not self.held_back:  # every row is fetched; which of them are late the owners will say
+        if not self.held_back:  # every row is fetched; which of them are late the owners say (`leave_late`)
             judged, new_rows, new_slots = late, distinct, touched
         else:
             waits = self.copies.reading[touched] & self._late_leg
@@ -104,7 +104,7 @@ class Cache:
         return self._open
 
     def begin_late(self, plan: ReadPlan, hot: Tensor) -> Asked:
-        """After `admit` of `plan`, and `commit` of the batch before it: ask for the rows that were left out.
+        """After `commit` of the batch before `plan`: ask for the rows that were left out.
 
         `hot` [U], with capacity 0: which gradients of the batch before go along, in the order of its rows; the others
         wait for the next round.
@@ -162,8 +162,6 @@ class Cache:
         """Take up the owners' answer (merged by route.py); after it the slots asked for may be read."""
         if isinstance(asked, ReadPlan):
             self._open = None
-            if len(reply.late):
-                _leave_out(asked, reply)
         fetched, new = self._fetched(asked, reply), len(asked.new_slots)
         invalid = asked.check_slots[_ints(reply.invalid)]
         self.copies.put(asked.new_slots, fetched.part(slice(new)))
@@ -375,14 +373,6 @@ class Cache:
         self._staged = [Request.from_fields([t.clone() for t in part]) for part in state["staged"]]
         self.counters = Counters(**state["counters"])
         self.observed_staleness_max = int(state["observed_staleness_max"])
-
-
-def _leave_out(plan: ReadPlan, reply: Reply) -> None:
-    """Make late rows (capacity 0) those of `plan.late_slots`, and plan and reply be about the others alone."""
-    late = _array(reply.late)
-    plan.late_slots, plan.new_slots = plan.new_slots[late], plan.new_slots[~late]
-    plan.slots_asked = plan.new_slots
-    plan.request.fetch_rows, reply.stored = plan.request.fetch_rows[~reply.late], reply.stored[~reply.late]
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:

@@ -1,9 +1,9 @@
-"""The batches in flight: which rows their workers are about to update (capacity 0, rounds in two legs).
+"""The batches in flight: which rows their workers are about to update (capacity 0, rounds with a late leg).
 
-With an empty cache every row read is the owner's, with every update of the batch before in it. A round that is sent
-while that batch is computed can answer for the rows the batch does not touch, whoever reads it; the others are late:
-they are asked for again in the second leg, when their gradients are there. Those gradients are hot: the second leg
-brings them. All others are needed later and wait for the next round, which runs beside computation.
+With an empty cache every row read is the owner's, with every update of the batch before in it. A round that runs while
+that batch is computed can bring the rows the batch does not touch, whoever reads it; the others are late: they are
+fetched in a second leg, when their gradients are there. Those gradients are hot: the second leg brings them. All
+others are needed later and wait for the next round, which runs beside computation.
 """
 
 from collections.abc import Sequence
@@ -13,34 +13,34 @@ from torch import Tensor
 
 
 class Flight:
-    """Per block of a round, the rows that each worker read last. All rows are positions in the owner's memory."""
+    """The rows that each worker announced last. All rows are positions in the owner's memory."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, list[Tensor]] = {}  # by block: per worker, in the order asked
+        self._rows: list[Tensor] = []  # by worker, in the order announced
 
-    def turn(self, block: int, fetched: Sequence[Tensor], mark: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """The next batch is read: `fetched` per worker [N]; it takes the place of the one in flight.
+    def turn(self, announced: Sequence[Tensor], mark: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """The next batch: `announced` per worker [N]; it takes the place of the one in flight.
 
-        `mark` [R]: scratch, of any content. Returns per worker whether the rows fetched are in flight [N], and
-        whether those of its batch in flight, in the order it asked for them, are fetched by anybody.
+        `mark` [R]: scratch, of any content. Returns per worker whether the rows announced are in flight [N], and
+        whether those of its batch in flight, in the order it announced them, are read by anybody.
         """
-        flying = self._rows.get(block) or [rows[:0] for rows in fetched]
-        late = _among(fetched, flying, mark)
-        hot = _among(flying, fetched, mark)
-        self._rows[block] = list(fetched)
+        flying = self._rows or [rows[:0] for rows in announced]
+        late = _among(announced, flying, mark)
+        hot = _among(flying, announced, mark)
+        self._rows = list(announced)
         return late, hot
 
     def forget(self) -> None:
         """No batch is in flight: all its gradients were, or will be, pushed before anything else is read."""
-        self._rows.clear()
+        self._rows = []
 
-    def state_dict(self) -> dict[int, list[Tensor]]:
+    def state_dict(self) -> list[Tensor]:
         """Copies of all rows."""
-        return {block: [rows.clone() for rows in parts] for block, parts in self._rows.items()}
+        return [rows.clone() for rows in self._rows]
 
-    def load_state_dict(self, state: dict[int, list[Tensor]], device: torch.device) -> None:
+    def load_state_dict(self, state: Sequence[Tensor], device: torch.device) -> None:
         """Take up what `state_dict` gave."""
-        self._rows = {block: [rows.to(device) for rows in parts] for block, parts in state.items()}
+        self._rows = [rows.to(device) for rows in state]
 
 
 def _among(rows: Sequence[Tensor], others: Sequence[Tensor], mark: Tensor) -> list[Tensor]:

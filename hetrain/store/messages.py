@@ -14,11 +14,11 @@ from torch import Tensor
 
 
 class Part(Enum):
-    """Of a round: all of it in one leg, or the leg beside the computation of a batch and the one that waits for it."""
+    """Of a round. Most have but the first."""
 
-    WHOLE = "whole"
-    EARLY = "early"
-    LATE = "late"
+    WHOLE = "whole"  # everything, or everything that needs not wait for the batch in flight
+    LATE = "late"  # what waited for it
+    ANNOUNCE = "announce"  # before the others, with capacity 0: what will be read, and so what has to wait
 
 
 class Message:
@@ -128,7 +128,7 @@ class Reply(Message):
     A fetched row that no push ever reached is not sent: whoever asked makes it (store/initial.py). Nor is a row
     fetched again that nobody else changed since the copy was fetched: with the push of this request it is the copy.
     State is [., 0] where gradients travel, and clocks are [0] there; the applied fields are [0] unless auditing is on.
-    The last two are [0] but in the early leg with an empty cache (store/flight.py); there late rows are not sent.
+    The last two are all there is in the reply to an announcement (store/flight.py), and [0] in others.
     """
 
     stored: Tensor  # [N] bool: whether the row is sent; K are
@@ -144,7 +144,14 @@ class Reply(Message):
     notice_rows: Tensor  # [X] int64: rows whose copy may break the others' bound from now on
     notice_clock: Tensor  # [X] int64: c_g
     late: Tensor = field(default_factory=no_flags)  # [N] bool: to be fetched in the late leg
-    hot: Tensor = field(default_factory=no_flags)  # of the rows fetched in the round before: to be pushed there
+    hot: Tensor = field(default_factory=no_flags)  # of the rows announced before these: to be pushed there
+
+    @staticmethod
+    def flags(dim: int, state_width: int, late: Tensor, hot: Tensor) -> "Reply":
+        """The reply to an announcement."""
+        nothing, value, state = none(), torch.empty(0, dim), torch.empty(0, state_width)
+        fetched, invalid = (value, state, nothing, nothing), (nothing, value, state, nothing, nothing)
+        return Reply(no_flags(), *fetched, *invalid, nothing, nothing, late, hot)
 
     CHANNELS = (
         "ids",

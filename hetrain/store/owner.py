@@ -15,7 +15,7 @@ from hetrain.store.difference import decode
 from hetrain.store.directory import NONE, Directory, directory_columns
 from hetrain.store.flight import Flight
 from hetrain.store.initial import InitialRows
-from hetrain.store.messages import Part, Reply, Request, no_flags, none
+from hetrain.store.messages import Part, Reply, Request, none
 from hetrain.store.owner_columns import directing_copies, owner_columns, sends_notices
 from hetrain.store.row_memory import make_row_memory
 from hetrain.store.space import Placement, RowSpace
@@ -124,24 +124,29 @@ class Owner:
         (3) fetched and invalid rows answered, (4) notices, which bind the reads of the next round. Of a round's blocks
         each is about other rows, and block 0 is the first of its part.
         """
-        if block == 0 and part is not Part.LATE and self._undo is None:
+        if part is Part.ANNOUNCE:
+            return self._take_announced(requests)
+        if block == 0 and part is Part.WHOLE and self._undo is None:
             self._before.open()
         requests = [request.to(self._device) for request in requests]
         place = self.memory.place if self._undo is None else self.memory.locate
         pushes = [place(request.push_rows) for request in requests]
         fetched = [place(request.fetch_rows) for request in requests]
         checked = [self.local_of(request.check_rows) for request in requests]
-        late = hot = [no_flags()] * len(requests)
-        if part is Part.EARLY and not self.held_back:
-            late, hot = self._flight.turn(block, fetched, self.memory["mark"])
         invalid = [self._check(rows, request) for rows, request in zip(checked, requests, strict=True)]
         pushed = self._apply(requests, pushes)
         answers = [
-            (*self._answer(worker, fetch, request.fetch_again, late[worker]), bad, *self._rows(check[bad]))
+            (*self._answer(worker, fetch, request.fetch_again), bad, *self._rows(check[bad]))
             for worker, (request, fetch, check, bad) in enumerate(zip(requests, fetched, checked, invalid, strict=True))
         ]
         notices = self._direct(requests, pushed, fetched, checked, invalid)
-        return [Reply(*rest, *notice, *flags) for rest, notice, *flags in zip(answers, notices, late, hot, strict=True)]
+        return [Reply(*answer, *notice) for answer, notice in zip(answers, notices, strict=True)]
+
+    def _take_announced(self, requests: Sequence[Request]) -> list[Reply]:
+        """What each worker will fetch: which of it has to wait, and for which rows of its batch in flight others do."""
+        rows = [self.memory.place(request.fetch_rows.to(self._device)) for request in requests]
+        late, hot = self._flight.turn(rows, self.memory["mark"])
+        return [Reply.flags(self.space.dim, 0, *flags) for flags in zip(late, hot, strict=True)]
 
     def _check(self, rows: Tensor, request: Request) -> Tensor:
         """Positions [V] of the checks, of local `rows` [C], that break the others' bound."""
@@ -227,9 +232,7 @@ class Owner:
             places.append(mark.index_select(0, part).long())
         return torch.cat(touched), places
 
-    def _answer(
-        self, worker: int, rows: Tensor, again: Tensor, late: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _answer(self, worker: int, rows: Tensor, again: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Which of local `rows` [N] have to be sent, and those."""
         if self._undo is not None:  # rows never seen are still initial
             sent = rows >= 0
@@ -238,8 +241,6 @@ class Owner:
             sent = self.memory["touched"].index_select(0, rows)
             if self._directory is not None:
                 sent &= ~(again & self._directory.is_alone(worker, rows))
-            if len(late):
-                sent &= ~late
         return sent, *self._rows(rows[sent])
 
     def _rows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -32,6 +32,14 @@ class ReadPlan(Asked):
     touched: Ints  # [U] their slots
     late_slots: Ints  # [l] those that wait for the batch in flight: `Cache.begin_late` asks for them
 
+    def leave_late(self, late: Tensor) -> None:
+        """With capacity 0, before `request` is sent: `late` [U] says which of its rows have to wait."""
+        waits = late.numpy()
+        self.late_slots, self.new_slots = self.new_slots[waits], self.new_slots[~waits]
+        self.slots_asked = self.new_slots
+        self.request.fetch_rows = self.request.fetch_rows[~late]
+        self.request.fetch_again = self.request.fetch_again[~late]
+
     @property
     def unique_slots(self) -> Tensor:
         """[U] int64: slots of `rows`."""

@@ -24,7 +24,7 @@ class Routed:
     def merge(self, replies: Sequence[Sequence[Reply]]) -> Reply:
         """The reply to the whole request: rows in the order asked, invalid positions ascending; integers on the CPU.
 
-        `replies`: by block, then owner rank. `hot`, which is about the request before this one, is in no order yet.
+        `replies`: by block, then owner rank; not those to an announcement.
         """
         flat = [reply for of_block in replies for reply in of_block]
         parts = {f.name: [getattr(reply, f.name) for reply in flat] for f in fields(Reply)}
@@ -39,8 +39,16 @@ class Routed:
             for name in names:
                 if len(whole[name]):  # clocks and counts may not travel
                     whole[name] = whole[name].index_select(0, order.to(whole[name].device))
-        whole |= {name: self.in_order(whole[name]) for name in ("stored", "late") if len(whole[name])}
+        whole["stored"] = self.in_order(stored)
         return Reply(**whole)
+
+    def flags(self, replies: Sequence[Reply], before: "Routed | None") -> tuple[Tensor, Tensor]:
+        """Of the replies to an announcement, by owner: `late` in the order of its rows, and `hot` in that of `before`.
+
+        `before`: the announcement before this one; None: there was none, and none of its rows are hot.
+        """
+        late, hot = (torch.cat([getattr(reply, name).cpu() for reply in replies]) for name in ("late", "hot"))
+        return self.in_order(late), hot if before is None else before.in_order(hot)
 
     def in_order(self, flags: Tensor) -> Tensor:
         """`flags` [N] of the rows fetched, part after part, in the order they were asked for."""

@@ -1,7 +1,8 @@
 """Rounds: one lockstep exchange of all ranks, requests of workers to owners and replies back."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -47,7 +48,7 @@ class CollectiveTransport:
 
         `group`: None without other ranks or for all of them. `device`: where NCCL sends from.
         `servers`: the group's last ranks, which alone own rows and never ask; such a group has gloo.
-        `blocks`: the most that `exchange_blocks` is given; with NCCL one.
+        `blocks`: the most that `start` is given.
         """
         self._owners = list(owners)
         self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
@@ -59,17 +60,17 @@ class CollectiveTransport:
         reports = Layout(AuditReport.CHANNELS, (None,) * len(AuditReport.CHANNELS))
         self._reports = Codec([reports] * len(self._owners), traffic, overhead="audit")
         self._group, self._device = group, torch.device("cpu")
-        self._legs: list[tuple[Leg, Leg]] = []  # of each block: requests, replies
+        self._legs: dict[Part, list[tuple[Leg, Leg]]] = {}  # of each block: requests, replies
         if self.world_size > 1 and dist.get_backend(group) == "gloo":
-            self._legs = [self._short_legs(block, timeout_s) for block in range(blocks)]
+            tags = itertools.count(FIRST_TAG, 2 * TAGS_PER_LEG)
+            self._legs = {part: [self._short_legs(next(tags), timeout_s) for _ in range(blocks)] for part in Part}
         elif self.world_size > 1:
             assert not servers, "a server has no GPU to send from"
             self._device = device or self._device
             asking, answering = (SizedLeg(self._device, timeout_s, group) for _ in range(2))
-            self._legs = [(asking, answering)]
+            self._legs = {Part.WHOLE: [(asking, answering)]}
 
-    def _short_legs(self, block: int, timeout_s: float) -> tuple[Leg, Leg]:
-        tag = FIRST_TAG + 2 * TAGS_PER_LEG * block
+    def _short_legs(self, tag: int, timeout_s: float) -> tuple[Leg, Leg]:
         asking = ShortLeg(self._requests.length, tag, timeout_s, self._group, roles=self._roles)
         tag += TAGS_PER_LEG
         answering = ShortLeg(self._replies.length, tag, timeout_s, self._group, roles=self._roles, answers=True)
@@ -82,7 +83,7 @@ class CollectiveTransport:
         gloo tells them apart by their tags. Two threads on one NCCL communicator could issue their operations in
         another order on another rank, and wait for each other for ever.
         """
-        return bool(self._legs) and isinstance(self._legs[0][0], ShortLeg)
+        return Part.LATE in self._legs
 
     @property
     def waited_s(self) -> float:
@@ -90,13 +91,16 @@ class CollectiveTransport:
         return sum(leg.waited_s for leg in self._all_legs())
 
     def exchange(self, requests: Sequence[Sequence[Request]] = (), part: Part = Part.WHOLE) -> list[list[Reply]]:
-        """One round, or one of its parts, in a single block; see `exchange_blocks`."""
-        return self.exchange_blocks([requests], part)[0]
+        """One round, or a part of it, in a single block; see `start`."""
+        return self.start([requests], part)()[0]
 
-    def exchange_blocks(
+    def start(
         self, blocks: Sequence[Sequence[Sequence[Request]]], part: Part = Part.WHOLE
-    ) -> list[list[list[Reply]]]:
-        """One round, or one of its parts. While a block is answered the requests of the next one are on their way.
+    ) -> Callable[[], list[list[list[Reply]]]]:
+        """Send the requests of a round, or of a part of it. What is returned serves, and waits for the replies.
+
+        While a block is answered, the requests of the next one are on their way. Parts started one after the other are
+        waited for in the same order, each before the same part is started again.
 
         Args:
             blocks: equally many on every rank. Of each the requests by peer rank, this one included, then by width
@@ -104,29 +108,34 @@ class CollectiveTransport:
             part: the owners are told.
 
         Returns:
-            The replies in the same shape, empty ones from ranks without rows; on a server none. Their floats may lie
-            in a buffer that the next exchange reuses.
-
-        Raises TrainingError naming the rank that did not answer in time.
+            A function that returns the replies in the same shape, empty ones from ranks without rows; on a server
+            none. Their floats may lie in a buffer that the next exchange of this part reuses. It raises TrainingError
+            naming the rank that did not answer in time.
         """
         if self.world_size == 1:
-            return [
-                [[owner.serve([r], part, b)[0] for owner, r in zip(self._owners, requests[0], strict=True)]]
-                for b, requests in enumerate(blocks)
-            ]
-        legs = self._legs[: len(blocks)]
+            return partial(self._serve_alone, blocks, part)
+        legs = self._legs[part][: len(blocks)]
         for asking, answering in legs:
             asking.post()
             answering.post()
         for (asking, _), requests in zip(legs, blocks, strict=True):
             asking.send(self._packed(self._requests, requests, self._roles.owners))
+        return partial(self._finish, blocks, part)
+
+    def _serve_alone(self, blocks: Sequence[Sequence[Sequence[Request]]], part: Part) -> list[list[list[Reply]]]:
+        return [
+            [[owner.serve([r], part, b)[0] for owner, r in zip(self._owners, requests[0], strict=True)]]
+            for b, requests in enumerate(blocks)
+        ]
+
+    def _finish(self, blocks: Sequence[Sequence[Sequence[Request]]], part: Part) -> list[list[list[Reply]]]:
         answers = [self._answer(b, requests, part) for b, requests in enumerate(blocks)]
-        arrived = [answering.receive() for _, answering in legs]
+        arrived = [answering.receive() for _, answering in self._legs[part][: len(blocks)]]
         return [self._complete(ours, theirs) for ours, theirs in zip(answers, arrived, strict=True)]
 
     def _answer(self, block: int, requests: Sequence[Sequence[Request]], part: Part) -> list[list[Reply]]:
         """Receive all workers' requests of a block and send the replies; returns them by worker."""
-        (asking, answering), workers = self._legs[block], range(self._roles.workers)
+        (asking, answering), workers = self._legs[part][block], range(self._roles.workers)
         arrived, answers = asking.receive(), []
         if self._owns:
             asked = [requests[p] if (b := arrived[p]) is None else _requests(self._requests, b) for p in workers]
@@ -159,7 +168,7 @@ class CollectiveTransport:
         return int(answer)
 
     def _all_legs(self) -> Iterator[Leg]:
-        return itertools.chain.from_iterable(self._legs)
+        return (leg for legs in self._legs.values() for pair in legs for leg in pair)
 
     def drain(self) -> None:
         """Wait until everything sent has left: before the process group goes away."""
@@ -173,7 +182,7 @@ class CollectiveTransport:
         """
         if self.world_size == 1:
             return [list(of_peer) for of_peer in reports]
-        leg = self._legs[0][0]
+        leg = self._legs[Part.WHOLE][0][0]
         leg.post()
         leg.send(self._packed(self._reports, reports, self._roles.owners))
         arrived = leg.receive()

@@ -84,7 +84,7 @@ class Loopback:
         self.optimizer = RowOptimizer(setup.optimizer, setup.lr, setup.eps)
         self.owners = [self._owner(rank) for rank in range(ranks)]
         self.caches = [self._cache() for _ in range(setup.world)]
-        self.asked = []  # in the newest round, by worker: the order in which owners speak of its rows
+        self.announced = []  # by worker: the order in which owners speak of the rows announced last
 
     def _owner(self, rank):
         setup = self.setup
@@ -146,25 +146,37 @@ class Loopback:
         batches = [torch.tensor(batch, dtype=torch.int64) for batch in batches]
         return [cache.begin(batch) for cache, batch in zip(self.caches, batches, strict=True)]
 
+    @property
+    def announces(self):
+        return self.setup.late and self.setup.capacity == 0
+
+    def announce(self, plans):
+        """Before a round with a late leg, at capacity 0: by worker, (late, hot), each in the order of its batch."""
+        width = self.caches[0].copies.state.shape[1]
+        routed = [split(Request.fetch(plan.rows, self.setup.dim, width), self.placement) for plan in plans]
+        by_owner = [
+            owner.serve([r.requests[0][o] for r in routed], Part.ANNOUNCE) for o, owner in enumerate(self.owners)
+        ]
+        before, self.announced = self.announced or [None] * len(plans), routed
+        flags = [r.flags([replies[w] for replies in by_owner], before[w]) for w, r in enumerate(routed)]
+        for plan, (late, _) in zip(plans, flags, strict=True):
+            plan.leave_late(late)
+        return flags
+
     def fetch(self, plans):
-        """The round in which `plans` are read, its early leg where it has two: the replies by worker."""
-        blocks = self.setup.blocks if self.setup.late else 1
-        asked, replies = self._exchange(
-            [plan.request for plan in plans], Part.EARLY if self.setup.late else Part.WHOLE, blocks
-        )
-        for worker, reply in enumerate(replies):
-            if len(reply.hot):
-                reply.hot = self.asked[worker].in_order(reply.hot)
-        self.asked = asked
-        return replies
+        """The round in which `plans` are read, without its late leg: the replies by worker."""
+        return self._exchange(
+            [plan.request for plan in plans], Part.WHOLE, self.setup.blocks if self.setup.late else 1
+        )[1]
 
     def admit(self, plans, replies):
         for cache, plan, reply in zip(self.caches, plans, replies, strict=True):
             cache.admit(plan, reply)
 
-    def begin_late(self, plans, replies):
-        """What the late leg of `plans` asks for, by worker; after `admit` of these `replies`."""
-        return [cache.begin_late(p, r.hot) for cache, p, r in zip(self.caches, plans, replies, strict=True)]
+    def begin_late(self, plans, announced):
+        """What the late leg of `plans` asks for, by worker; `announced`: what `announce` returned."""
+        hot = [flags for _, flags in announced] if announced else [None] * len(plans)
+        return [cache.begin_late(*of_worker) for cache, *of_worker in zip(self.caches, plans, hot, strict=True)]
 
     def fetch_late(self, asked):
         """The late leg: the replies by worker."""
@@ -172,17 +184,20 @@ class Loopback:
 
     def arrive(self, plans):
         """Everything that follows the commit of the batch before `plans`, which were begun during it."""
-        replies = self.fetch(plans)
-        self.admit(plans, replies)
-        if self.setup.late:
-            asked = self.begin_late(plans, replies)
+        announced = self.announce(plans) if self.announces else None
+        asked = self.begin_late(plans, announced) if self.setup.late else None
+        self.admit(plans, self.fetch(plans))
+        if asked:
             self.admit(asked, self.fetch_late(asked))
 
     def read(self, batches):
         """One round, nothing being in flight; the plans by worker, admitted, and the requests sent [worker][owner]."""
         for owner in self.owners:
             owner.forget_flight()
+        self.announced = []
         plans = self.begin(batches)
+        if self.announces:
+            self.announce(plans)
         sent = [split(plan.request, self.placement).requests[0] for plan in plans]
         self.admit(plans, self.fetch(plans))
         return plans, sent

@@ -48,8 +48,6 @@ def answer(part, rank, carry_clocks):
         invalid_applied=nothing,
         notice_rows=torch.full((rank,), rank),
         notice_clock=torch.full((rank,), rank + 50),
-        late=part.fetch_rows % 7 == 0,
-        hot=part.fetch_rows % 11 == 0,
     )
 
 
@@ -78,10 +76,6 @@ def test_split_and_merge(push, fetch, check, world, blocks, seed, carry_clocks):
     assert sorted(r for *_, part in parts for r in part.push_rows.tolist()) == sorted(push)
     whole = routed.merge(replies)
     assert whole.stored.tolist() == [row % 3 != 0 for row in fetch]
-    assert whole.late.tolist() == [row % 7 == 0 for row in fetch]
-    hot = torch.cat([part.fetch_rows % 11 == 0 for *_, part in parts])
-    assert torch.equal(whole.hot, hot)
-    assert routed.in_order(hot).tolist() == [row % 11 == 0 for row in fetch]
     sent = [row for row in fetch if row % 3]
     assert whole.value[:, 0].tolist() == whole.state[:, 0].tolist() == sent
     assert whole.clock.tolist() == (sent if carry_clocks else [])
@@ -92,6 +86,20 @@ def test_split_and_merge(push, fetch, check, world, blocks, seed, carry_clocks):
     noticed = [rank for rank in range(world) for _ in range(rank * blocks)]
     assert sorted(whole.notice_rows.tolist()) == noticed
     assert torch.equal(whole.notice_clock, whole.notice_rows + 50)
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows, rows, st.integers(1, 4), st.integers(0, 99))
+def test_flags_of_an_announcement(before, now, world, seed):
+    placement = Loopback(Setup(world=world, tables=(13, 17), seed=seed)).placement
+    first, second = (split(request_of([], fetch, []), placement) for fetch in (before, now))
+    replies = [
+        Reply.flags(DIM, 0, new.fetch_rows % 7 == 0, old.fetch_rows % 11 == 0)
+        for old, new in zip(first.requests[0], second.requests[0], strict=True)
+    ]
+    late, hot = second.flags(replies, first)
+    assert late.tolist() == [row % 7 == 0 for row in now]
+    assert hot.tolist() == [row % 11 == 0 for row in before]
 
 
 def test_fields_there_and_back():
