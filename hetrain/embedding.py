@@ -204,17 +204,17 @@ class StoreBags(nn.Module):
         self._announced = []
         self._reads = self._begin(sparse)
         waited = self._transport.waited_s
-        if self._announces:
-            self._announce(self._reads)
-        self._admit([_plan(read) for read in self._reads], *self._exchange([_plan(read) for read in self._reads]))
+        finish_announcing, finish = self._start(self._reads)
+        finish_announcing()
+        finish()()
         self._waited_s += self._transport.waited_s - waited
 
     def read_ahead(self, sparse: KeyedJaggedTensor) -> None:
         """Start the round of the next batch; it runs while this one, which was read, is computed."""
-        reads = self._ahead = self._begin(sparse)
-        if self._announces:
-            self._background.start(lambda: self._announce(reads))
-        self._background.start(lambda: self._exchange([_plan(read) for read in reads]))
+        self._ahead = self._begin(sparse)
+        finish_announcing, finish = self._start(self._ahead)
+        self._background.start(finish_announcing)
+        self._background.start(finish)
 
     def arrive(self, before_late: Callable[[], None]) -> None:
         """Wait for the round that `read_ahead` started; its batch is the one to compute next.
@@ -222,48 +222,62 @@ class StoreBags(nn.Module):
         `before_late` is called where there is a late leg, before owners here take what it pushes.
         """
         start = time.perf_counter()
-        hot = self._background.result() if self._announces else [no_flags()] * len(self.groups)
+        hot = self._background.result()
         finish_late = self._start_late(hot) if self._late_leg else None
-        routed, replies = self._background.result()
+        admit = self._background.result()
         self._waited_s += time.perf_counter() - start
-        self._admit([_plan(read) for read in self._ahead], routed, replies)
+        admit()
         self._reads = self._ahead
         if finish_late is not None:
             before_late()
             waited = self._transport.waited_s
-            finish_late()
+            finish_late()()
             self._waited_s += self._transport.waited_s - waited
 
-    def _start_late(self, hot: list[Tensor]) -> Callable[[], None]:
-        """Push and ask for what waited for the batch committed just now; what is returned waits for the answer."""
+    def _start(self, reads: Sequence[_Read]) -> tuple[Callable[[], list[Tensor]], Callable[[], Callable[[], None]]]:
+        """Send what `reads` ask for. The first function waits for the answer to the announcement, the other for rows.
+
+        They return, by group, which rows of the batch in flight others wait for, and what takes up the rows.
+        """
+        announcement = self._announce(reads) if self._announces else lambda: [no_flags()] * len(self.groups)
+        return announcement, self._ask([_plan(read) for read in reads], Part.WHOLE)
+
+    def _start_late(self, hot: list[Tensor]) -> Callable[[], Callable[[], None]]:
+        """Push and ask for what waited for the batch committed just now."""
         asked = [
             group.cache.begin_late(_plan(read), flags)
             for group, read, flags in zip(self.groups, self._ahead, hot, strict=True)
         ]
-        routed = self._split(asked)
-        finish = self._transport.start(_by_block(routed), Part.LATE)
-        return lambda: self._admit(asked, routed, finish())
+        return self._ask(asked, Part.LATE)
 
-    def _announce(self, reads: Sequence[_Read]) -> list[Tensor]:
-        """Tell the owners what will be read; by group, which rows of the batch in flight others wait for."""
-        rows = [_plan(read).rows for read in reads]
-        routed = [split(group.fetch(r), group.placement) for group, r in zip(self.groups, rows, strict=True)]
-        replies = self._transport.exchange(_by_block(routed)[0], Part.ANNOUNCE)
+    def _announce(self, reads: Sequence[_Read]) -> Callable[[], list[Tensor]]:
+        """Tell the owners what will be read; the function waits for what they say of it."""
+        plans = [_plan(read) for read in reads]
+        routed = [split(g.fetch(plan.rows), g.placement) for g, plan in zip(self.groups, plans, strict=True)]
         before: Sequence[Routed | None] = self._announced or [None] * len(routed)
-        self._announced, hot = routed, []
-        for g, read in enumerate(reads):
-            late, hot_here = routed[g].flags([peer[g] for peer in replies], before[g])
-            _plan(read).leave_late(late)
-            hot.append(hot_here)
-        return hot
+        self._announced = routed
+        finish = self._transport.start(_by_block(routed), Part.ANNOUNCE)
 
-    def _split(self, asked: Sequence[Asked]) -> list[Routed]:
-        return [split(a.request, group.placement, self._blocks) for a, group in zip(asked, self.groups, strict=True)]
+        def finished() -> list[Tensor]:
+            replies, hot = finish(), []
+            for g, plan in enumerate(plans):
+                late, hot_here = routed[g].flags(_of_group(replies, g)[0], before[g])
+                plan.leave_late(late)
+                hot.append(hot_here)
+            return hot
 
-    def _exchange(self, asked: Sequence[Asked]) -> tuple[list[Routed], list[list[list[Reply]]]]:
-        """One leg: what was sent to whom, and the replies."""
-        routed = self._split(asked)
-        return routed, self._transport.start(_by_block(routed))()
+        return finished
+
+    def _ask(self, asked: Sequence[Asked], part: Part) -> Callable[[], Callable[[], None]]:
+        """Send what is asked for; the function waits for the replies and returns what takes them up."""
+        routed = [split(a.request, group.placement, self._blocks) for a, group in zip(asked, self.groups, strict=True)]
+        finish = self._transport.start(_by_block(routed), part)
+
+        def finished() -> Callable[[], None]:
+            replies = finish()
+            return lambda: self._admit(asked, routed, replies)
+
+        return finished
 
     def _admit(self, asked: Sequence[Asked], routed: Sequence[Routed], replies: list[list[list[Reply]]]) -> None:
         for g, (group, what) in enumerate(zip(self.groups, asked, strict=True)):

@@ -110,17 +110,15 @@ class ServerEngine:
 
     def _serve(self, *, late: bool = False) -> None:
         """A round in which batches are read; `late`: with a late leg."""
-        blocks = max(1, self._settings.late_blocks)
-        if self._settings.late_blocks and not self._settings.held_back:
-            self._transport.exchange(part=Part.ANNOUNCE)
-        finish = self._transport.start([()] * blocks)
-        if not late:
-            finish()
-            return
-        finish_late = self._transport.start([()] * blocks, Part.LATE)  # ready to receive while the first is served
-        finish()
-        self._set_owner_rates(self._step)
-        finish_late()
+        blocks, settings = [()] * max(1, self._settings.late_blocks), self._settings
+        announces = settings.late_blocks > 0 and not settings.held_back
+        parts = [*([Part.ANNOUNCE] if announces else []), Part.WHOLE, *([Part.LATE] if late else [])]
+        # All are ready to receive before the first is served.
+        finish = {part: self._transport.start(blocks[: 1 if part is Part.ANNOUNCE else None], part) for part in parts}
+        for part in parts:
+            if part is Part.LATE:
+                self._set_owner_rates(self._step)
+            finish[part]()
 
     def _forget_flight(self) -> None:
         for part in self._parts:

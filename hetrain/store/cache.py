@@ -161,7 +161,7 @@ class Cache:
     def admit(self, asked: Asked, reply: Reply) -> None:
         """Take up the owners' answer (merged by route.py); after it the slots asked for may be read."""
         if isinstance(asked, ReadPlan):
-            self._open = None
+            self._open, reply = None, asked.without_late(reply)
         fetched, new = self._fetched(asked, reply), len(asked.new_slots)
         invalid = asked.check_slots[_ints(reply.invalid)]
         self.copies.put(asked.new_slots, fetched.part(slice(new)))

@@ -17,6 +17,7 @@ class Flight:
 
     def __init__(self) -> None:
         self._rows: list[Tensor] = []  # by worker, in the order announced
+        self._late: list[Tensor] = []  # those of them that have to wait
 
     def turn(self, announced: Sequence[Tensor], mark: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """The next batch: `announced` per worker [N]; it takes the place of the one in flight.
@@ -28,18 +29,24 @@ class Flight:
         late = _among(announced, flying, mark)
         hot = _among(flying, announced, mark)
         self._rows = list(announced)
+        self._late = [rows[waits] for rows, waits in zip(announced, late, strict=True)]
         return late, hot
+
+    def waits(self, worker: int, rows: Tensor) -> Tensor:
+        """Which of the `rows` [N] that `worker` announced have to wait for the late leg: [N] bool."""
+        return torch.isin(rows, self._late[worker]) if self._late else torch.zeros_like(rows, dtype=torch.bool)
 
     def forget(self) -> None:
         """No batch is in flight: all its gradients were, or will be, pushed before anything else is read."""
-        self._rows = []
+        self._rows, self._late = [], []
 
     def state_dict(self) -> list[Tensor]:
         """Copies of all rows."""
         return [rows.clone() for rows in self._rows]
 
     def load_state_dict(self, state: Sequence[Tensor], device: torch.device) -> None:
-        """Take up what `state_dict` gave."""
+        """Take up what `state_dict` gave, between two rounds."""
+        self._late = []
         self._rows = [rows.to(device) for rows in state]
 
 

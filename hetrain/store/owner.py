@@ -135,8 +135,9 @@ class Owner:
         checked = [self.local_of(request.check_rows) for request in requests]
         invalid = [self._check(rows, request) for rows, request in zip(checked, requests, strict=True)]
         pushed = self._apply(requests, pushes)
+        waits = part is Part.WHOLE and not self.held_back and self._undo is None
         answers = [
-            (*self._answer(worker, fetch, request.fetch_again), bad, *self._rows(check[bad]))
+            (*self._answer(worker, fetch, request.fetch_again, waits=waits), bad, *self._rows(check[bad]))
             for worker, (request, fetch, check, bad) in enumerate(zip(requests, fetched, checked, invalid, strict=True))
         ]
         notices = self._direct(requests, pushed, fetched, checked, invalid)
@@ -232,8 +233,10 @@ class Owner:
             places.append(mark.index_select(0, part).long())
         return torch.cat(touched), places
 
-    def _answer(self, worker: int, rows: Tensor, again: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Which of local `rows` [N] have to be sent, and those."""
+    def _answer(
+        self, worker: int, rows: Tensor, again: Tensor, *, waits: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Which of local `rows` [N] have to be sent now, and those; `waits`: not those of the late leg."""
         if self._undo is not None:  # rows never seen are still initial
             sent = rows >= 0
             sent[sent.clone()] = self.memory["touched"].index_select(0, rows[sent])
@@ -241,6 +244,8 @@ class Owner:
             sent = self.memory["touched"].index_select(0, rows)
             if self._directory is not None:
                 sent &= ~(again & self._directory.is_alone(worker, rows))
+            if waits:
+                sent &= ~self._flight.waits(worker, rows)
         return sent, *self._rows(rows[sent])
 
     def _rows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,11 +1,11 @@
 """What one batch reads through the cache, and what it asks the owners for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, from_numpy
 
 from hetrain.store.index import Ints
-from hetrain.store.messages import Request
+from hetrain.store.messages import Reply, Request, no_flags
 
 
 @dataclass
@@ -31,14 +31,18 @@ class ReadPlan(Asked):
     rows: Tensor  # [U] int64: distinct rows, in the order of their last lookup
     touched: Ints  # [U] their slots
     late_slots: Ints  # [l] those that wait for the batch in flight: `Cache.begin_late` asks for them
+    late: Tensor = field(default_factory=no_flags)  # [U] bool, with capacity 0: which they are; [0] where none wait
 
     def leave_late(self, late: Tensor) -> None:
-        """With capacity 0, before `request` is sent: `late` [U] says which of its rows have to wait."""
+        """With capacity 0, before `admit`: `late` [U] says which rows of the batch have to wait."""
         waits = late.numpy()
-        self.late_slots, self.new_slots = self.new_slots[waits], self.new_slots[~waits]
-        self.slots_asked = self.new_slots
-        self.request.fetch_rows = self.request.fetch_rows[~late]
-        self.request.fetch_again = self.request.fetch_again[~late]
+        self.late = late
+        self.late_slots, self.new_slots = self.touched[waits], self.touched[~waits]
+        self.slots_asked, self.request.fetch_rows = self.new_slots, self.rows[~late]
+
+    def without_late(self, reply: Reply) -> Reply:
+        """`reply`, which was asked for all rows, as one about those that do not wait."""
+        return replace(reply, stored=reply.stored[~self.late]) if len(self.late) else reply
 
     @property
     def unique_slots(self) -> Tensor:
