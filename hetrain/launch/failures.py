@@ -50,11 +50,16 @@ class Failure:
 
 
 class RankError(HetrainError):
-    """A rank ended with an error; the message is that rank's own."""
+    """A rank ended with an error; the message is that rank's own.
 
-    def __init__(self, text: str, exit_code: int) -> None:
+    `may_pass`: a process died, crashed or waited in vain, so that another try may do better; what a user or the data
+    got wrong stays wrong. `what`: who died of what, in half a line.
+    """
+
+    def __init__(self, text: str, exit_code: int, what: str = "", may_pass: bool = False) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+        self.what, self.may_pass = what, may_pass
 
 
 def describe(rank: int, error: BaseException, places: Iterable[str | Path] = ()) -> Failure:
@@ -83,6 +88,12 @@ def leave(folder: Path, failure: Failure) -> None:
     temporary.replace(folder / f"rank{failure.rank}.json")
 
 
+def forget(folder: Path) -> None:
+    """Remove what the ranks have left, before they are started again."""
+    for file in folder.glob("rank*.json"):
+        file.unlink()
+
+
 def cause(folder: Path, roles: Roles, exit_codes: dict[int, int], after_death: str = "") -> RankError:
     """The error to show for a run whose ranks ended with `exit_codes` (those known; negative: a signal).
 
@@ -97,39 +108,49 @@ def cause(folder: Path, roles: Roles, exit_codes: dict[int, int], after_death: s
         return _shown(told[0], roles)
     waited = [failure for failure in told if failure.waited]
     if waited and silent:  # the launcher ended what did not even notice
-        names = " and ".join(roles.name(rank) for rank in silent)
+        what = f"{' and '.join(roles.name(rank) for rank in silent)} did not answer for launch.timeout_s"
         return RankError(
-            f"{names} did not answer for launch.timeout_s and had to be ended: stopped, or far slower than the others. "
+            f"{what} and had to be ended: stopped, or far slower than the others. "
             f"{roles.name(waited[0].rank)} says: {waited[0].text}{after_death}",
             TrainingError.exit_code,
+            what,
+            may_pass=True,
         )
     if killed or (told and silent):  # the others only lost their peer: one that left no word is the cause
         rank = killed[0] if killed else silent[0]
-        return RankError(f"{roles.name(rank)} {_death(exit_codes.get(rank), roles.computes(rank))}{after_death}", 1)
+        what, remedy = _death(exit_codes.get(rank), roles.computes(rank))
+        what = f"{roles.name(rank)} {what}"
+        return RankError(f"{what}{remedy}{after_death}", 1, what, may_pass=True)
     if told:
         return _shown(told[0], roles)
-    return RankError(f"the run's processes ended without a word (exit codes {exit_codes}){after_death}", 1)
+    what = f"the run's processes ended without a word (exit codes {exit_codes})"
+    return RankError(f"{what}{after_death}", 1, what, may_pass=True)
 
 
 def _shown(failure: Failure, roles: Roles) -> RankError:
+    name = roles.name(failure.rank)
     if failure.defect:
+        what = f"{name} failed ({failure.text.splitlines()[-1]})"
         return RankError(
-            f"{roles.name(failure.rank)} failed. This is a defect of hetrain or of a model:\n{failure.text}", 1
+            f"{name} failed. This is a defect of hetrain or of a model:\n{failure.text}", 1, what, may_pass=True
         )
     told_where = roles.world_size > 1 and failure.exit_code not in SAME_EVERYWHERE
-    where = f"\n  ({roles.name(failure.rank)})" if told_where else ""
-    return RankError(failure.text + where, failure.exit_code)
+    where = f"\n  ({name})" if told_where else ""
+    what = f"{name}: {failure.text.splitlines()[0]}"
+    return RankError(failure.text + where, failure.exit_code, what, may_pass=failure.lost_peer)
 
 
-def _death(exit_code: int | None, computes: bool) -> str:
+def _death(exit_code: int | None, computes: bool) -> tuple[str, str]:
+    """What became of a process that left no word, and what to do about it."""
     if exit_code is None or exit_code == -9:
         remedy = "Lower train.batch_size, consistency.cache.capacity or launch.nproc, or use"
         if not computes:
             remedy = "A server holds rows: share them out over more machines (cluster.servers), or use"
         return (
-            "was killed from outside, most often because memory ran out (see `dmesg`).\n"
-            f"  {remedy} a machine with more memory."
+            "was killed from outside",
+            f", most often because memory ran out (see `dmesg`).\n  {remedy} a machine with more memory.",
         )
     if exit_code < 0:
-        return f"was ended by {signal.Signals(-exit_code).name}; a crash inside a native kernel looks like this."
-    return f"ended with exit code {exit_code} and left no message."
+        name = signal.Signals(-exit_code).name
+        return f"was ended by {name}", "; a crash inside a native kernel looks like this."
+    return f"ended with exit code {exit_code} and left no message", "."
