@@ -30,6 +30,7 @@ GLOO_LOST_PEER = re.compile(
     r"gloo|connection (was )?(closed|reset|refused|lost)|broken pipe|closed by peer|timed out|timeout|tcpstore",
     re.IGNORECASE,
 )
+GLOO_WAITED = re.compile(r"timed out waiting \d+\s?ms", re.IGNORECASE)
 
 # What is wrong with settings and files is so for every rank the launcher starts: they share one machine, and the
 # others may have been ended before they could say it too.
@@ -68,8 +69,7 @@ def describe(rank: int, error: BaseException, places: Iterable[str | Path] = ())
     defect = not isinstance(error, HetrainError) and refused is None
     text = "".join(traceback.format_exception(error)).rstrip() if defect else refused or str(error)
     code = error.exit_code if isinstance(error, HetrainError) else 1
-    waited = isinstance(error, SilentPeerError | TimeoutError)
-    return Failure(rank, text, code, defect, _lost_peer(error), time.time(), waited)
+    return Failure(rank, text, code, defect, _lost_peer(error), time.time(), _waited(error))
 
 
 def _lost_peer(error: BaseException) -> bool:
@@ -79,6 +79,13 @@ def _lost_peer(error: BaseException) -> bool:
     if isinstance(error, ConnectionError | TimeoutError) or any(k.__name__ == "DistError" for k in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and bool(GLOO_LOST_PEER.search(str(error)))
+
+
+def _waited(error: BaseException) -> bool:
+    """Whether `error` says that another rank is there and did not answer in time."""
+    if isinstance(error, SilentPeerError | TimeoutError):
+        return True
+    return isinstance(error, RuntimeError) and bool(GLOO_WAITED.search(str(error)))
 
 
 def leave(folder: Path, failure: Failure) -> None:
