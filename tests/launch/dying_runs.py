@@ -1,7 +1,7 @@
 """A real training whose ranks are killed at given steps, for tests of restarts.
 
-Usage: python -m tests.launch.dying_runs CONFIG DEATHS. CONFIG is a file; DEATHS is as in 1@7,0@9: in the first try rank 1
-is killed while it takes step 7, in the second rank 0 while it takes step 9, and in the third nobody.
+Usage: python -m tests.launch.dying_runs CONFIG DEATHS. CONFIG is a file; DEATHS is as in 1@7,0@9: in the first try
+rank 1 is killed while it takes step 7, in the second rank 0 while it takes step 9, and in the third nobody.
 """
 
 import os
