@@ -36,19 +36,25 @@ from hetrain.trainer import Setup, Trainer
 from hetrain.training import resume, run_folder
 from hetrain.training.run_folder import Claim
 from hetrain.training.run_lock import RunLock
+from hetrain.training.slow_down import SlowDown
 from hetrain.training.table_file import OUT_FORMATS, write_table
 
 logger = logging.getLogger(__name__)
 
 
-def build(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Trainer:
-    """A trainer ready to run, in its run folder, at the checkpoint it goes on from. Collective."""
+def build(cfg: RunConfig, ranks: Ranks, device: torch.device, restarts: int = 0) -> Trainer:
+    """A trainer ready to run, in its run folder, at the checkpoint it goes on from. Collective.
+
+    restarts: of the processes since that checkpoint was written.
+    """
     ranks = _control_group(cfg, ranks)
     schema = _data(cfg)
     _check_patience(cfg, schema)
     claim, lock = _claimed(cfg, ranks)
     try:
-        return _trainer(cfg, ranks, device, schema, claim, lock)
+        trainer = _trainer(cfg, ranks, device, schema, claim, lock)
+        trainer.setup.restarts = restarts
+        return trainer
     except BaseException:
         if lock is not None:
             lock.release()
@@ -88,6 +94,7 @@ def _trainer(
             about=_about(cfg, schema, ranks),
             settings=settings,
             data=data,
+            slow=SlowDown(cfg.launch, cfg.seed, ranks),
             resumed=resumed,
         )
     )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -30,6 +31,7 @@ from hetrain.training import summary
 from hetrain.training.loss_guard import Guard
 from hetrain.training.meter import Meter
 from hetrain.training.run_lock import RunLock
+from hetrain.training.slow_down import SlowDown
 from hetrain.training.stop_signal import StopSignal
 
 
@@ -69,7 +71,9 @@ class Setup:
     about: dict[str, Any]  # model, mode, staleness, ...: goes into the summary as it is
     settings: dict[str, Any]  # flat config
     data: Fingerprint
+    slow: SlowDown
     resumed: Loaded | None = None
+    restarts: int = 0  # of the processes since the checkpoint taken up was written
 
 
 class Trainer:
@@ -130,9 +134,11 @@ class Trainer:
         """Step until something ends training; says what."""
         setup, cfg = self.setup, self.setup.train
         batches = self.guard.watch(setup.reader)
+        if self._stops_early():  # a process died after the checkpoint that this goes on from
+            return "early stopping"
         while cfg.max_steps is None or self.step < cfg.max_steps:
             epoch = setup.reader.epoch
-            out = setup.engine.step(batches)
+            out = setup.slow.step(self.step + 1, partial(setup.engine.step, batches))
             if out is None:
                 return "end of data"
             self.step += 1
@@ -149,9 +155,13 @@ class Trainer:
             every = setup.checkpoint.every
             if improved or (due if every is None else self.step % every == 0):
                 self._save()
-            if cfg.patience is not None and self.best.since >= cfg.patience:
+            if self._stops_early():
                 return "early stopping"
         return "max_steps"
+
+    def _stops_early(self) -> bool:
+        patience = self.setup.train.patience
+        return patience is not None and self.best.since >= patience
 
     def _finished(self, reason: str) -> dict[str, Any]:
         """The end of a whole run: last evaluation, checkpoint, flush, test."""
@@ -260,6 +270,7 @@ class Trainer:
             "train_s": now["rank_seconds"] / setup.ranks.roles.workers,
             "examples": self.meter.examples,
             "seconds": time.perf_counter() - self.started,
+            "restarts": setup.restarts,
         }
         totals = summary.merge([self.before, now])
         sittings = [*reports, *([self.before] if self.before else [])]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hetrain.capacity import parse_capacity
-from hetrain.config.schema import RunConfig
+from hetrain.config.schema import LaunchConfig, RunConfig
 from hetrain.errors import ConfigError
 
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
@@ -224,6 +224,21 @@ def _launch(cfg: RunConfig) -> Iterator[str]:
             "0 with checkpoint.resume=never",
             "A restart would train from the beginning; set checkpoint.resume=auto.",
         )
+    yield from _slow(launch)
+
+
+def _slow(launch: LaunchConfig) -> Iterator[str]:
+    """Which ranks there are is known where they are started: check_slow_ranks."""
+    for rank, factor in launch.slow_ranks.items():
+        if not (rank >= 0 and 1 <= factor < math.inf):
+            expected = "the ranks of workers, from 0, each with a factor of at least 1"
+            yield _finding("launch.slow_ranks", launch.slow_ranks, expected, "As in 'launch.slow_ranks={1: 3.0}'.")
+            break
+    share, factor = launch.slow_random.share, launch.slow_random.factor
+    if not 0 <= share <= 1:
+        yield _finding("launch.slow_random.share", share, "a share between 0 and 1")
+    if not 1 <= factor < math.inf:
+        yield _finding("launch.slow_random.factor", factor, "a factor of at least 1")
 
 
 def _train(cfg: RunConfig) -> Iterator[str]:

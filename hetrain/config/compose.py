@@ -217,7 +217,14 @@ def _readable_errors(overrides: "Sequence[Override]") -> Iterator[None]:
 
 
 def _explained(error: BaseException, overrides: "Sequence[Override]") -> ConfigError:
-    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+    from omegaconf.errors import (
+        ConfigAttributeError,
+        ConfigKeyError,
+        ConfigTypeError,
+        KeyValidationError,
+        OmegaConfBaseException,
+        ValidationError,
+    )
 
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OmegaConfBaseException):
@@ -229,11 +236,18 @@ def _explained(error: BaseException, overrides: "Sequence[Override]") -> ConfigE
             check_key(cause.full_key, where)
         except ConfigError as unknown:
             return unknown
-    key = str(getattr(cause, "full_key", None)).partition("[")[0]  # a list item's key ends in [i]
-    if isinstance(cause, ValidationError) and key in schema_keys():
+    key = _key_of(str(getattr(cause, "full_key", None)))
+    if isinstance(cause, ValidationError | KeyValidationError | ConfigTypeError) and key in schema_keys():
         given = [str(override.input_line) for override in overrides if override.key_or_group == key]
         value = re.search(r"Value '(.*?)'", str(cause))
         shown = given[-1] if given else f"{where}{key}={value.group(1) if value else '?'}"
         return ConfigError(f"{shown}: {key} must be {expected(key)}.")
     text = " ".join(line.strip() for line in str(cause or error).splitlines() if line.strip())
     return ConfigError(where + text)
+
+
+def _key_of(full_key: str) -> str:
+    """The schema's key of what OmegaConf names: a list's item as KEY[I], a mapping's as KEY.NAME."""
+    key = full_key.partition("[")[0]
+    mapping = key.rpartition(".")[0]
+    return mapping if mapping in schema_keys() and not is_section(mapping) else key

@@ -128,6 +128,14 @@ class ClusterConfig:
 
 
 @dataclass
+class SlowRandomConfig:
+    """For experiments on stragglers: some steps of every worker take longer, chosen by ``seed``, rank and step."""
+
+    share: float = 0.0  # of a worker's steps, at random; 0: none
+    factor: float = 5.0  # such a step takes so many times as long
+
+
+@dataclass
 class LaunchConfig:
     """Processes of a run."""
 
@@ -135,7 +143,9 @@ class LaunchConfig:
     device: str = "auto"  # auto | cpu | cuda
     threads: int | None = None  # compute threads per process; null: cores / processes
     timeout_s: float = 300.0  # seconds; every collective and every wait
-    max_restarts: int = 0  # times the launcher starts the processes again after one died
+    max_restarts: int = 0  # times a training whose rank died or waited in vain goes on from its last checkpoint
+    slow_ranks: dict[int, float] = field(default_factory=dict)  # experiments: {1: 3.0}: rank 1 takes 3 times as long
+    slow_random: SlowRandomConfig = field(default_factory=SlowRandomConfig)
 
 
 @dataclass
@@ -181,7 +191,7 @@ class StoreConfig:
 class RunConfig:
     """One training run."""
 
-    seed: int = 1  # of initial weights and shuffling
+    seed: int = 1  # of initial weights, shuffling and launch.slow_random
     name: str | None = None  # folder under `runs`; null: experiment and time
     runs: str = "runs"  # folder of the run folders
     data: DataConfig = field(default_factory=DataConfig)

@@ -59,6 +59,9 @@ def expected(key: str) -> str:
     if origin is list:
         (item,) = typing.get_args(kind)
         return "a list, each item " + WORDS.get(item, str(item))
+    if origin is dict:
+        left, right = (WORDS.get(part, str(part)) for part in typing.get_args(kind))
+        return f"a mapping as in {{KEY: VALUE}}, each KEY {left}, each VALUE {right}"
     return WORDS.get(typing.cast(type, kind), "another value")
 
 

@@ -30,6 +30,7 @@ GLOO_LOST_PEER = re.compile(
     r"gloo|connection (was )?(closed|reset|refused|lost)|broken pipe|closed by peer|timed out|timeout|tcpstore",
     re.IGNORECASE,
 )
+GLOO_WAITED = re.compile(r"timed out waiting \d+\s?ms", re.IGNORECASE)
 
 # What is wrong with settings and files is so for every rank the launcher starts: they share one machine, and the
 # others may have been ended before they could say it too.
@@ -50,11 +51,16 @@ class Failure:
 
 
 class RankError(HetrainError):
-    """A rank ended with an error; the message is that rank's own."""
+    """A rank ended with an error; the message is that rank's own.
 
-    def __init__(self, text: str, exit_code: int) -> None:
+    `may_pass`: a process died, crashed or waited in vain, so that another try may do better; what a user or the data
+    got wrong stays wrong. `what`: who died of what, in half a line.
+    """
+
+    def __init__(self, text: str, exit_code: int, what: str = "", may_pass: bool = False) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+        self.what, self.may_pass = what, may_pass
 
 
 def describe(rank: int, error: BaseException, places: Iterable[str | Path] = ()) -> Failure:
@@ -63,8 +69,7 @@ def describe(rank: int, error: BaseException, places: Iterable[str | Path] = ())
     defect = not isinstance(error, HetrainError) and refused is None
     text = "".join(traceback.format_exception(error)).rstrip() if defect else refused or str(error)
     code = error.exit_code if isinstance(error, HetrainError) else 1
-    waited = isinstance(error, SilentPeerError | TimeoutError)
-    return Failure(rank, text, code, defect, _lost_peer(error), time.time(), waited)
+    return Failure(rank, text, code, defect, _lost_peer(error), time.time(), _waited(error))
 
 
 def _lost_peer(error: BaseException) -> bool:
@@ -76,11 +81,24 @@ def _lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(GLOO_LOST_PEER.search(str(error)))
 
 
+def _waited(error: BaseException) -> bool:
+    """Whether `error` says that another rank is there and did not answer in time."""
+    if isinstance(error, SilentPeerError | TimeoutError):
+        return True
+    return isinstance(error, RuntimeError) and bool(GLOO_WAITED.search(str(error)))
+
+
 def leave(folder: Path, failure: Failure) -> None:
     """Write `failure` where the launcher looks, whole or not at all."""
     temporary = folder / f".rank{failure.rank}"
     temporary.write_text(json.dumps(asdict(failure)))
     temporary.replace(folder / f"rank{failure.rank}.json")
+
+
+def forget(folder: Path) -> None:
+    """Remove what the ranks have left, before they are started again."""
+    for file in folder.glob("rank*.json"):
+        file.unlink()
 
 
 def cause(folder: Path, roles: Roles, exit_codes: dict[int, int], after_death: str = "") -> RankError:
@@ -97,39 +115,49 @@ def cause(folder: Path, roles: Roles, exit_codes: dict[int, int], after_death: s
         return _shown(told[0], roles)
     waited = [failure for failure in told if failure.waited]
     if waited and silent:  # the launcher ended what did not even notice
-        names = " and ".join(roles.name(rank) for rank in silent)
+        what = f"{' and '.join(roles.name(rank) for rank in silent)} did not answer for launch.timeout_s"
         return RankError(
-            f"{names} did not answer for launch.timeout_s and had to be ended: stopped, or far slower than the others. "
+            f"{what} and had to be ended: stopped, or far slower than the others. "
             f"{roles.name(waited[0].rank)} says: {waited[0].text}{after_death}",
             TrainingError.exit_code,
+            what,
+            may_pass=True,
         )
     if killed or (told and silent):  # the others only lost their peer: one that left no word is the cause
         rank = killed[0] if killed else silent[0]
-        return RankError(f"{roles.name(rank)} {_death(exit_codes.get(rank), roles.computes(rank))}{after_death}", 1)
+        what, remedy = _death(exit_codes.get(rank), roles.computes(rank))
+        what = f"{roles.name(rank)} {what}"
+        return RankError(f"{what}{remedy}{after_death}", 1, what, may_pass=True)
     if told:
         return _shown(told[0], roles)
-    return RankError(f"the run's processes ended without a word (exit codes {exit_codes}){after_death}", 1)
+    what = f"the run's processes ended without a word (exit codes {exit_codes})"
+    return RankError(f"{what}{after_death}", 1, what, may_pass=True)
 
 
 def _shown(failure: Failure, roles: Roles) -> RankError:
+    name = roles.name(failure.rank)
     if failure.defect:
+        what = f"{name} failed ({failure.text.splitlines()[-1]})"
         return RankError(
-            f"{roles.name(failure.rank)} failed. This is a defect of hetrain or of a model:\n{failure.text}", 1
+            f"{name} failed. This is a defect of hetrain or of a model:\n{failure.text}", 1, what, may_pass=True
         )
     told_where = roles.world_size > 1 and failure.exit_code not in SAME_EVERYWHERE
-    where = f"\n  ({roles.name(failure.rank)})" if told_where else ""
-    return RankError(failure.text + where, failure.exit_code)
+    where = f"\n  ({name})" if told_where else ""
+    what = f"{name}: {failure.text.splitlines()[0]}"
+    return RankError(failure.text + where, failure.exit_code, what, may_pass=failure.lost_peer)
 
 
-def _death(exit_code: int | None, computes: bool) -> str:
+def _death(exit_code: int | None, computes: bool) -> tuple[str, str]:
+    """What became of a process that left no word, and what to do about it."""
     if exit_code is None or exit_code == -9:
         remedy = "Lower train.batch_size, consistency.cache.capacity or launch.nproc, or use"
         if not computes:
             remedy = "A server holds rows: share them out over more machines (cluster.servers), or use"
         return (
-            "was killed from outside, most often because memory ran out (see `dmesg`).\n"
-            f"  {remedy} a machine with more memory."
+            "was killed from outside",
+            f", most often because memory ran out (see `dmesg`).\n  {remedy} a machine with more memory.",
         )
     if exit_code < 0:
-        return f"was ended by {signal.Signals(-exit_code).name}; a crash inside a native kernel looks like this."
-    return f"ended with exit code {exit_code} and left no message."
+        name = signal.Signals(-exit_code).name
+        return f"was ended by {name}", "; a crash inside a native kernel looks like this."
+    return f"ended with exit code {exit_code} and left no message", "."

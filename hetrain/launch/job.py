@@ -10,11 +10,16 @@ from hetrain.config.compose import from_yaml, to_yaml
 
 @dataclass(frozen=True)
 class Job:
-    """One verb to perform. `options` are the verb's own keys (run, checkpoint, split, out of eval and predict)."""
+    """One verb to perform.
+
+    `options` are the verb's own keys (run, checkpoint, split, out of eval and predict); `restarts` counts those that
+    this launch made since the checkpoint it goes on from was written.
+    """
 
     verb: str
     config: RunConfig
     options: dict[str, str] = field(default_factory=dict)
+    restarts: int = 0
 
     @property
     def places(self) -> list[str]:
@@ -23,11 +28,11 @@ class Job:
 
     def write(self, path: Path) -> None:
         """Write what `read` reads."""
-        text = {"verb": self.verb, "config": to_yaml(self.config), "options": self.options}
+        text = {"verb": self.verb, "config": to_yaml(self.config), "options": self.options, "restarts": self.restarts}
         path.write_text(json.dumps(text))
 
     @staticmethod
     def read(path: Path) -> "Job":
         """The job in `path`."""
         text = json.loads(path.read_text())
-        return Job(text["verb"], from_yaml(text["config"]), text["options"])
+        return Job(text["verb"], from_yaml(text["config"]), text["options"], text["restarts"])

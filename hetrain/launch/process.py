@@ -8,6 +8,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from hetrain.config import LaunchConfig
 from hetrain.errors import ConfigError
@@ -57,6 +59,15 @@ def use_loopback(environment: RankEnvironment) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
 
 
+def _meeting_point(environment: RankEnvironment, timeout: timedelta) -> Store:
+    """Where the ranks leave each other their addresses."""
+    if environment.world_size == 1:
+        return dist.HashStore()  # type: ignore[attr-defined]
+    store, _, _ = next(rendezvous("env://", environment.rank, environment.world_size, timeout=timeout))
+    # torchrun's restarts share one store in torch 2.13, where the addresses of the dead would be found.
+    return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
 @contextmanager
 def process_group(
     launch: LaunchConfig, environment: RankEnvironment, servers: int = 0
@@ -76,13 +87,13 @@ def process_group(
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = backend if servers else GPU_BACKEND
-    store = dist.HashStore() if environment.world_size == 1 else None  # type: ignore[attr-defined]
+    timeout = timedelta(seconds=launch.timeout_s)
     dist.init_process_group(
         backend,
         rank=environment.rank,
         world_size=environment.world_size,
-        store=store,
-        timeout=timedelta(seconds=launch.timeout_s),
+        store=_meeting_point(environment, timeout),
+        timeout=timeout,
     )
     try:
         yield Ranks(environment.rank, environment.world_size, dist.group.WORLD, servers), device

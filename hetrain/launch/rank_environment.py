@@ -77,6 +77,16 @@ def roles_of(environment: RankEnvironment, servers: int) -> Roles:
     return Roles(environment.world_size, servers)
 
 
+def check_slow_ranks(launch: LaunchConfig, roles: Roles) -> None:
+    """ConfigError when launch.slow_ranks names a rank that no worker of this run has."""
+    wrong = [rank for rank in launch.slow_ranks if not roles.computes(rank)]
+    if wrong:
+        raise ConfigError(
+            f"launch.slow_ranks={launch.slow_ranks}: expected ranks of workers, which are 0 to {roles.workers - 1} in "
+            f"this run. Leave {wrong[0]} out, or raise launch.nproc."
+        )
+
+
 def read_environment(env: Mapping[str, str]) -> RankEnvironment | None:
     """What torchrun or Slurm gave this process; None when nobody else started the run's processes."""
     if "RANK" in env and "WORLD_SIZE" in env:

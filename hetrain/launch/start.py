@@ -7,17 +7,19 @@ launcher: two workers are ready in the time of one import.
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import active_children, forkserver
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from hetrain.errors import ConfigError
 from hetrain.launch import failures
 from hetrain.launch.job import Job
 from hetrain.launch.job_folder import job_folder
-from hetrain.launch.rank_environment import RankEnvironment, check_room, read_environment
+from hetrain.launch.rank_environment import RankEnvironment, check_room, check_slow_ranks, read_environment
+from hetrain.launch.restart import Restarts
 from hetrain.roles import Roles
 from hetrain.stop_signals import catch, restore
 
@@ -44,9 +46,15 @@ def launch(job: Job, perform: Perform, worker: Worker, own_process: bool = False
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     environment = read_environment(os.environ)
+    restarts = job.config.launch.max_restarts if job.verb == "train" else 0
     if environment is not None:
+        if restarts:
+            raise ConfigError(
+                f"launch.max_restarts={restarts}: expected 0 under torchrun or srun, which alone can start their "
+                f"processes again.\n  `torchrun --max-restarts {restarts} ...` does; name=NAME says which run goes on."
+            )
         return _here(job, environment, perform)
-    if job.config.launch.nproc != 1 or job.config.cluster.servers or own_process:
+    if job.config.launch.nproc != 1 or job.config.cluster.servers or own_process or restarts:
         return _local(job, worker)
     return _here(job, RankEnvironment(), perform)
 
@@ -63,8 +71,6 @@ def _local(job: Job, worker: Worker) -> int:
     if cpu:  # a forked process cannot use a CUDA library that its parent has touched
         _start_server()
     import torch
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import elastic_launch
 
     from hetrain.launch.process import no_cuda_device
 
@@ -72,24 +78,44 @@ def _local(job: Job, worker: Worker) -> int:
     roles = Roles(workers + servers, servers)
     if job.config.launch.device == "cuda" and not torch.cuda.is_available():
         raise no_cuda_device()
+    if job.verb == "train":
+        check_slow_ranks(job.config.launch, roles)
     with job_folder() as name, _stop_forwarded(Path(name)) as stopped:
-        path = Path(name) / "job.json"
-        job.write(path)
-        settings = _settings(job, roles.world_size, Path(name), "forkserver" if cpu else "spawn")
-        logging.disable(logging.CRITICAL)  # the failing rank's own error is shown in place of the launcher's reports
-        try:
-            results = elastic_launch(settings, worker)(str(path))
-        except ChildFailedError as error:
-            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            told = any(Path(name).glob("rank*.json"))
-            if told or not stopped:
-                raise failures.cause(Path(name), roles, codes, _goes_on(job)) from None
-            return 128 + stopped[0]
-        finally:
-            logging.disable(logging.NOTSET)
-        # A signal that came when there was nothing left to train has stopped nothing.
-        number = max((result or 0 for result in results.values()), default=0)
-        return 128 + (stopped[0] if stopped else number) if number else 0
+        settings = _settings(roles.world_size, Path(name), "forkserver" if cpu else "spawn")
+        restarts = Restarts(job)
+        while True:
+            try:
+                return _once(job, worker, settings, Path(name), roles, stopped)
+            except failures.RankError as error:
+                if stopped:
+                    raise
+                job = restarts.after(error)
+                failures.forget(Path(name))
+
+
+def _once(
+    job: Job, worker: Worker, settings: "LaunchConfig", folder: Path, roles: Roles, stopped: Sequence[int]
+) -> int:
+    """Start all ranks and wait for them; the exit code. Raises RankError. `stopped`: the signals caught so far."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    path = folder / "job.json"
+    job.write(path)
+    logging.disable(logging.CRITICAL)  # the failing rank's own error is shown in place of the launcher's reports
+    try:
+        results = elastic_launch(settings, worker)(str(path))
+    except ChildFailedError as error:
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        told = any(folder.glob("rank*.json"))
+        if told or not stopped:
+            raise failures.cause(folder, roles, codes, _goes_on(job)) from None
+        return 128 + stopped[0]
+    finally:
+        logging.disable(logging.NOTSET)
+    # A signal that came when there was nothing left to train has stopped nothing.
+    number = max((result or 0 for result in results.values()), default=0)
+    return 128 + (stopped[0] if stopped else number) if number else 0
 
 
 def _goes_on(job: Job) -> str:
@@ -99,7 +125,7 @@ def _goes_on(job: Job) -> str:
     return f"\n  Started again with name={job.config.name}, the run goes on from its last checkpoint."
 
 
-def _settings(job: Job, processes: int, folder: Path, start_method: str) -> "LaunchConfig":
+def _settings(processes: int, folder: Path, start_method: str) -> "LaunchConfig":
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -111,7 +137,7 @@ def _settings(job: Job, processes: int, folder: Path, start_method: str) -> "Lau
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",  # any free port: several runs share a machine
         local_addr="127.0.0.1",  # the host's name may not resolve
-        max_restarts=job.config.launch.max_restarts,
+        max_restarts=0,  # its restarts ask neither why nor from where: ours do
         start_method=start_method,
         signals_to_handle="SIGUSR2",  # its handlers kill workers after 30 s; ours let them save
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "elastic")),

@@ -44,7 +44,7 @@ def claim(cfg: RunConfig) -> tuple[Claim, RunLock]:
     """
     assert cfg.name is not None  # the command line names every run
     folder = Path(cfg.runs) / cfg.name
-    given = None if cfg.checkpoint.resume in ("auto", "never") else find(Path(cfg.checkpoint.resume), "last")
+    given = _given(cfg)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = RunLock(folder)
@@ -91,6 +91,23 @@ def _take_up(cfg: RunConfig, folder: Path) -> Path | None:
     _check_metrics(folder / METRICS)
     checkpoint.clean(folder / CHECKPOINTS)
     return checkpoint.newest(folder / CHECKPOINTS)
+
+
+def _given(cfg: RunConfig) -> Path | None:
+    """The checkpoint that checkpoint.resume names. Raises CheckpointError when there is none."""
+    return None if cfg.checkpoint.resume in ("auto", "never") else find(Path(cfg.checkpoint.resume), "last")
+
+
+def start_of(cfg: RunConfig) -> tuple[Path | None, int]:
+    """The checkpoint that a run would start from now, and its step; None and 0 where it would begin anew."""
+    assert cfg.name is not None
+    start = checkpoint.newest(Path(cfg.runs) / cfg.name / CHECKPOINTS) or _given(cfg)
+    return start, 0 if start is None else checkpoint.read_meta(start)["step"]
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether the run in a folder has trained to its end, by its summary.json."""
+    return _is_finished(read_summary(folder))
 
 
 def _is_finished(summary: Mapping[str, Any] | None) -> bool:

@@ -38,6 +38,10 @@ def test_command_line_wins_over_experiment_over_group() -> None:
 def test_yaml_round_trip() -> None:
     cfg = composed("+experiment=dcn_het", "consistency.staleness=inf", "train.max_steps=5", "name=x")
     assert from_yaml(to_yaml(cfg)) == cfg
+    slow = composed("launch.slow_ranks={1: 3.0, 0: 2}", "launch.slow_random={share: 0.1}")
+    assert slow.launch.slow_ranks == {1: 3.0, 0: 2.0}
+    assert slow.launch.slow_random.share == 0.1
+    assert from_yaml(to_yaml(slow)) == slow
 
 
 @pytest.mark.parametrize("text", ["Ünïcode", "日本", "it's", "a b", "a(1)", "x=y", "a'b\\", 'q"uote'])
@@ -100,7 +104,7 @@ MESSAGES = {
     "train.batch_size=null": "train.batch_size=null: train.batch_size must be a whole number.",
     "train.max_steps=3.5": "train.max_steps=3.5: train.max_steps must be a whole number or null.",
     "data.shuffle=maybe": "data.shuffle=maybe: data.shuffle must be true or false.",
-    "data.sample.cardinalities=[a]": "data.sample.cardinalities=[a]: data.sample.cardinalities must be a list, each",
+    "data.sample.cardinalities=[a]": "data.sample.cardinalities=[a]: data.sample.cardinalities must be a list",
     "data=crito": "data=crito: there is no data 'crito'. Did you mean 'criteo'?\n  data is one of: criteo, sample",
     "+experiment=nope": "+experiment=nope: there is no experiment 'nope'.\n  experiment is one of: criteo_bsp,",
     "consistency=asp": "consistency=asp: there is no consistency 'asp'.",
@@ -137,6 +141,17 @@ MESSAGES = {
     "cluster.servers=1": "cluster.servers=1: expected 0 with consistency.mode=bsp. TorchRec shards",
     "cluster.server=1": "cluster.server=1: there is no key 'cluster.server'. Did you mean 'cluster.servers'?",
     "launch.nproc=0": "launch.nproc=0: expected at least 1.",
+    "launch.max_restarts=-1": "launch.max_restarts=-1: expected at least 0.",
+    "launch.slow_ranks={1: 0.5}": "launch.slow_ranks={1: 0.5}: expected the ranks of workers, from 0, each with a",
+    "launch.slow_ranks={1: nan}": "launch.slow_ranks={1: nan}: expected the ranks of workers, from 0, each with a",
+    "launch.slow_ranks={-1: 3}": "launch.slow_ranks={-1: 3.0}: expected the ranks of workers, from 0, each with a",
+    "launch.slow_ranks={a: 3}": "launch.slow_ranks={a: 3}: launch.slow_ranks must be a mapping as in {KEY: VALUE}",
+    "launch.slow_ranks={1: x}": "launch.slow_ranks={1: x}: launch.slow_ranks must be a mapping as in {KEY: VALUE}",
+    "launch.slow_ranks=[3]": "launch.slow_ranks=[3]: launch.slow_ranks must be a mapping as in {KEY: VALUE}",
+    "launch.slow_random={share: 2}": "launch.slow_random.share=2.0: expected a share between 0 and 1.",
+    "launch.slow_random.factor=0.9": "launch.slow_random.factor=0.9: expected a factor of at least 1.",
+    "launch.slow_random={shar: 0.1}": "there is no key 'launch.slow_random.shar'. Did you mean",
+    "data.sample.cardinalities={1: 3}": "data.sample.cardinalities={1: 3}: data.sample.cardinalities must be a list",
     "launch.device=tpu": "launch.device=tpu: expected one of auto, cpu, cuda.",
     "train.batch_size=0": "train.batch_size=0: expected at least 1.",
     "checkpoint.resume=nowhere": "checkpoint.resume=nowhere: expected auto, never or an existing checkpoint folder.",

@@ -1,6 +1,6 @@
 """Workers that fail or wait in the ways real ones do, for the launcher's tests.
 
-Usage: python -m tests.launch.fake_workers WORKER NPROC [FOLDER]
+Usage: python -m tests.launch.fake_workers WORKER NPROC [MAX_RESTARTS [TIMEOUT_S]]
 """
 
 import os
@@ -75,6 +75,61 @@ def killed(path: str) -> None:
     _as_rank(path, work)
 
 
+def _first_time() -> bool:
+    """Whether rank 1 is here for the first time, which it leaves a note of."""
+    try:
+        (Path(os.environ[FOLDER]) / "tried").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def killed_once(path: str) -> None:
+    def work(rank: int) -> None:
+        if rank == 1 and _first_time():
+            os.kill(os.getpid(), signal.SIGKILL)
+        _barrier()
+
+    _as_rank(path, work)
+
+
+def killed_then_user_error(path: str) -> None:
+    def work(rank: int) -> None:
+        if rank == 1 and _first_time():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 1:
+            raise DataError("day_0.tsv, line 7: 12 columns, expected 40")
+        _barrier()
+
+    _as_rank(path, work)
+
+
+def defect_once(path: str) -> None:
+    def work(rank: int) -> None:
+        if rank == 1 and _first_time():
+            raise ZeroDivisionError("a defect")
+        _barrier()
+
+    _as_rank(path, work)
+
+
+def stopped_once(path: str) -> None:
+    """Is there and does not answer."""
+
+    def work(rank: int) -> None:
+        if rank == 1 and _first_time():
+            os.kill(os.getpid(), signal.SIGSTOP)
+        _barrier()
+
+    _as_rank(path, work)
+
+
+def killed_then_waits(path: str) -> int | None:
+    if os.environ["RANK"] == "1" and _first_time():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return waits(path)
+
+
 def waits(path: str) -> int:
     """Writes its process id, then saves when stopped, which takes a second; returns the signal's number."""
 
@@ -100,9 +155,11 @@ def waits_and_finishes(path: str) -> None:
 
 def main() -> None:
     name, nproc = sys.argv[1], int(sys.argv[2])
-    config = RunConfig(model=dict(MODEL))
+    config = RunConfig(model=dict(MODEL), name="fake", runs=os.environ[FOLDER])
     config.launch.nproc = nproc
     config.launch.device = "cpu"
+    config.launch.max_restarts = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    config.launch.timeout_s = float(sys.argv[4]) if len(sys.argv) > 4 else config.launch.timeout_s
     try:
         sys.exit(
             launch(
