@@ -8,41 +8,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from hetrain.optim import RowOptimizer
 from hetrain.store.audit import audit_report, missed_updates, split_report
-from hetrain.store.cache import Cache
 from hetrain.store.messages import Message, Part, Reply, Request, no_flags
-from hetrain.store.owner import Owner
 from hetrain.store.read import Asked, ReadPlan
 from hetrain.store.route import Routed, split
-from hetrain.store.slot_table import SlotTable
-from hetrain.store.space import Placement, RowSpace
 from hetrain.transport.background import Background
 from hetrain.transport.collective import CollectiveTransport
+from hetrain.width_group import WidthGroup
 
 M = TypeVar("M", bound=Message)
-
-
-@dataclass(frozen=True)
-class CacheSettings:
-    """What every width group's cache has in common."""
-
-    policy: str  # lru | lfu | light_lfu
-    staleness: float  # updates; may be inf
-    batch_size: int  # examples of a rank's batch: slots to start with
-    seed: int  # of the initial rows
-    audit: bool = False
-    directory: bool = True  # owners send notices, in place of a clock sent with every hit
-    count_updates: bool = False  # pushes say how many updates they hold
-    prefetch: bool = False  # two batches are in flight
-    late_leg: bool = False  # rows of both are asked for when the first is computed
-    index: str = "array"  # array | hash
+PUSH_BYTES = 1 << 25  # what a worker packs at once, beside what it holds, when it sends everything
 
 
 @dataclass
@@ -53,113 +34,6 @@ class _Read:
     offsets: Tensor
     plan: ReadPlan | None = None  # None: looked up in `rows`, for evaluation
     rows: Tensor | None = None  # [., D]
-
-
-def rows_in_flight(rows: int, lookups: int, *, prefetch: bool) -> int:
-    """Slots that batches of `lookups` into a space of `rows` rows may need at once."""
-    return min(rows, max(1, lookups) * (2 if prefetch else 1))
-
-
-class WidthGroup:
-    """The features of one embedding dim: their rows' space and placement, this rank's owner, slots and cache."""
-
-    def __init__(
-        self,
-        placement: Placement,
-        owner: Owner,
-        optimizer: RowOptimizer,
-        capacity_rows: int,
-        settings: CacheSettings,
-        device: torch.device,
-    ) -> None:
-        self.space: RowSpace = placement.space
-        self.placement, self.owner = placement, owner
-        self.features = list(self.space.feature_offsets)
-        self._first_rows = torch.tensor([self.space.feature_offsets[f] for f in self.features])
-        self._optimizer, self._settings, self._device = optimizer, settings, device
-        self.capacity_rows = capacity_rows
-        self.learning_rate = optimizer.lr
-        self.batch_rows = self._rows_in_flight(settings.batch_size * len(self.features))
-        self.table = self._slot_table()
-        self.cache = Cache(
-            self.space,
-            capacity_rows,
-            self.batch_rows,
-            self.table.value,
-            self.table.state,
-            settings.policy,
-            settings.staleness,
-            optimizer,
-            seed=settings.seed,
-            audit=settings.audit,
-            directory=settings.directory,
-            count_updates=settings.count_updates,
-            late_leg=settings.late_leg,
-            index=settings.index,
-        )
-
-    def fetch(self, rows: Tensor) -> Request:
-        """A request for distinct `rows` [N] alone."""
-        return Request.fetch(rows, self.space.dim, self.cache.copies.state.shape[1])
-
-    def _rows_in_flight(self, lookups: int) -> int:
-        """Slots that batches of `lookups` may need beyond the capacity."""
-        return rows_in_flight(self.space.rows, lookups, prefetch=self._settings.prefetch)
-
-    def _slot_table(self) -> SlotTable:
-        slots, held_back = self.capacity_rows + self.batch_rows, self.capacity_rows > 0
-        table = SlotTable(len(self.features), slots, self.space.dim, self._optimizer, self._device, held_back=held_back)
-        table.set_learning_rate(self.learning_rate)
-        return table
-
-    def make_room(self, lookups: int) -> None:
-        """Grow, keeping every bit of the cache, when a batch may touch more rows than any before it."""
-        if self._rows_in_flight(lookups) > self.batch_rows:
-            self._grow(self._rows_in_flight(1 << (lookups - 1).bit_length()))
-
-    def _grow(self, batch_rows: int) -> None:
-        old, self.batch_rows = self.table, batch_rows
-        self.table = self._slot_table()
-        self.table.value[: len(old.value)] = old.value
-        self.table.state[: len(old.state)] = old.state
-        self.cache.grow(self.table.value, self.table.state)
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Rate of this step's row updates at the worker."""
-        self.learning_rate = lr
-        self.table.set_learning_rate(lr)
-
-    def owned(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`rows` [n] of the owner's memory, with copies of their values [n, D] and states [n, S]."""
-        return rows, self.owner.value.index_select(0, rows), self.owner.state.index_select(0, rows)
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's cache and clocks, and inside a view of the owner the rows it changed, to resume bit for bit."""
-        return {"batch_rows": self.batch_rows, "cache": self.cache.state_dict(), "owner": self.owner.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Take up what `state_dict` gave, after the owner's tables were loaded; None: empty cache, clocks at 0."""
-        if state is None:
-            self.cache.clear()
-            self.owner.load_state_dict(None)
-            return
-        if state["batch_rows"] > self.batch_rows:
-            self._grow(state["batch_rows"])
-        self.cache.load_state_dict(state["cache"])
-        self.owner.load_state_dict(state["owner"])
-
-    def lookups(self, sparse: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        """Global row of every lookup of this group [n] int64, on the CPU, and bag offsets [F * B + 1]."""
-        keys = sparse.keys()
-        if keys != self.features:
-            sparse = sparse.permute([keys.index(f) for f in self.features])
-        lengths = sparse.length_per_key()
-        values = sparse.values()
-        if lengths[0] * len(lengths) == len(values) and lengths.count(lengths[0]) == len(lengths):
-            rows = (values.view(len(lengths), -1) + self._first_rows.unsqueeze(1)).view(-1)
-        else:
-            rows = values + self._first_rows.repeat_interleave(torch.tensor(lengths))
-        return rows.cpu(), sparse.offsets().long()
 
 
 class StoreBags(nn.Module):
@@ -328,9 +202,15 @@ class StoreBags(nn.Module):
         self._reads = []
 
     def push(self) -> None:
-        """Send every held-back update to its owner, changing nothing here. Collective."""
-        routed = [split(group.cache.pending(), group.placement) for group in self.groups]
-        self._transport.start(_by_block(routed))()
+        """Send every held-back update to its owner, changing nothing here. Collective.
+
+        In as many rounds as the worker with most of them needs to send PUSH_BYTES in each.
+        """
+        nbytes = sum(group.cache.pending_bytes for group in self.groups)
+        rounds = self._transport.most(-(-nbytes // PUSH_BYTES))
+        for number in range(rounds):
+            routed = [split(group.cache.pending(number, rounds), group.placement) for group in self.groups]
+            self._transport.start(_by_block(routed))()
 
     @contextmanager
     def read_only(self, sparse: KeyedJaggedTensor) -> Iterator[None]:

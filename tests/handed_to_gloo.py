@@ -12,9 +12,10 @@ from torch import Tensor
 
 @dataclass
 class Handed:
-    """Bytes, and the ranks they were for."""
+    """Bytes, in how many messages, and the ranks they were for."""
 
     nbytes: int = 0
+    messages: int = 0
     peers: set[int] = field(default_factory=set)
 
 
@@ -25,6 +26,7 @@ def handed_to_gloo() -> Iterator[Handed]:
 
     def counting(buffer: Tensor, *args: Any, **kwargs: Any) -> Any:
         handed.nbytes += buffer.numel()
+        handed.messages += 1
         handed.peers.add(kwargs["group_dst"])
         return isend(buffer, *args, **kwargs)
 

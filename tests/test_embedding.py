@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from hetrain.embedding import CacheSettings, StoreBags, WidthGroup
+from hetrain.embedding import StoreBags
 from hetrain.optim import RowOptimizer
 from hetrain.planner.plan import Piece, Plan
 from hetrain.store.initial import initial_rows
@@ -14,6 +14,7 @@ from hetrain.store.space import Placement, row_spaces
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
 from hetrain.transport.collective import CollectiveTransport
+from hetrain.width_group import CacheSettings, WidthGroup
 
 TABLES = [Table("a", 20, 8, ("x",), 0.5), Table("b", 9, 4, ("y", "z"), 0.5), Table("c", 30, 8, ("w",), 0.5)]
 CPU = torch.device("cpu")

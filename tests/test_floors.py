@@ -21,6 +21,7 @@ FLOORS = [
     # 3
     ["transport", "comms"],
     # 4
+    ["width_group"],
     ["embedding"],
     # 5
     ["engine"],

@@ -120,6 +120,11 @@ class ServerEngine:
                 self._set_owner_rates(self._step)
             finish[part]()
 
+    def _take_pushes(self) -> None:
+        """All held-back updates, in as many rounds as StoreBags.push takes."""
+        for _ in range(self._transport.most(0)):
+            self._transport.exchange()
+
     def _forget_flight(self) -> None:
         for part in self._parts:
             part.owner.forget_flight()
@@ -140,7 +145,7 @@ class ServerEngine:
     def finish(self) -> None:
         """Take every held-back update of the workers."""
         self._set_owner_rates(self._step - 1)
-        self._transport.exchange()
+        self._take_pushes()
         self._next, self._is_read = None, False
         self._forget_flight()
         self._transport.drain()
@@ -158,7 +163,7 @@ class ServerEngine:
                 stack.enter_context(self._traffic.set_aside())
                 for part in self._parts:
                     stack.enter_context(part.owner.view())
-                self._transport.exchange()
+                self._take_pushes()
                 yield
         finally:
             self._looking = False

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from hetrain.comms.dense import DenseReducer, wrap_dense
 from hetrain.data.batch import Batch
-from hetrain.embedding import CacheSettings, StoreBags, WidthGroup
+from hetrain.embedding import StoreBags
 from hetrain.engine import EngineState, Origin, StepOutput
 from hetrain.engine.loss import loss_share
 from hetrain.engine.owned_tables import owned_tables, owns, seen_rows, take_up_rows
@@ -26,6 +26,7 @@ from hetrain.store.space import Placement, row_spaces
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
 from hetrain.transport.collective import CollectiveTransport
+from hetrain.width_group import CacheSettings, WidthGroup
 
 
 def _width_groups(

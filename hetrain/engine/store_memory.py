@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from hetrain.embedding import rows_in_flight
 from hetrain.engine.store_settings import StoreSettings, kept_rows, slot_costs
 from hetrain.errors import ConfigError
 from hetrain.optim import RowOptimizer
@@ -19,6 +18,7 @@ from hetrain.store.owner_columns import owner_columns
 from hetrain.store.row_memory import available_bytes
 from hetrain.store.space import Placement, row_spaces
 from hetrain.tables import Table
+from hetrain.width_group import rows_in_flight
 
 
 @dataclass(frozen=True)

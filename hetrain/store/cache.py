@@ -292,9 +292,22 @@ class Cache:
             parts = [*parts, self._pushes(slots)]
         return Request.concat_pushes(parts)
 
-    def pending(self) -> Request:
-        """All held-back updates, staged and of dirty slots, as one request of pushes alone; changes nothing."""
-        return Request.concat_pushes([*self._staged, self._pushes(self.copies.dirty())])
+    def pending(self, part: int = 0, parts: int = 1) -> Request:
+        """Held-back updates, staged and of dirty slots, of rows whose number modulo `parts` is `part`.
+
+        One request of pushes alone; changes nothing.
+        """
+        dirty, staged = self.copies.dirty(), self._staged
+        if parts > 1:
+            dirty = dirty[self.slots.row[dirty] % parts == part]
+            staged = [push.pushes(torch.nonzero(push.push_rows % parts == part).flatten()) for push in staged]
+        return Request.concat_pushes([*staged, self._pushes(dirty)])
+
+    @property
+    def pending_bytes(self) -> int:
+        """Of the values and states that `pending` gives."""
+        rows = sum(len(push.push_rows) for push in self._staged) + len(self.copies.dirty())
+        return rows * 4 * (self.space.dim + self.copies.state.shape[1])
 
     def pending_counts(self) -> tuple[Tensor, Tensor]:
         """Rows [P] that hold back updates, staged ones included, and how many [P]; needs `audit`."""

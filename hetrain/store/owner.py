@@ -356,14 +356,15 @@ class Owner:
         Inside a view: the clocks as they are outside it, and the rows the view changed as they were.
         """
         log = self._undo or UndoLog(self._tensors())
+        before = log.before
         outside = {name: tensor.clone() for name, tensor in self._bookkeeping().items()}
-        for name in outside.keys() & log.before.keys():
-            outside[name].index_copy_(0, log.rows, log.before[name])
+        for name in outside.keys() & before.keys():
+            outside[name].index_copy_(0, log.rows, before[name])
         return {
             "bookkeeping": outside,
             "rows": log.rows.clone(),
-            "value": log.before["value"].clone(),
-            "state": log.before["state"].clone(),
+            "value": before["value"],
+            "state": before["state"],
             "observed_staleness_max": self.observed_staleness_max,
             "flight": self._flight.state_dict(),
             "placed": self.memory.rows() if self._hashed else none(),  # in the order of their positions

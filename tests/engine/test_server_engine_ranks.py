@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hetrain import embedding
 from hetrain.telemetry import Traffic
 from tests.engine.held import load, same_rows, save, tables_of, whole_tables
 from tests.engine.server_cases import make_side, side_batches
@@ -83,6 +84,23 @@ def test_only_workers_and_servers_talk_to_each_other() -> None:
     ranks = run_ranks(4, _pairs, 2)
     assert [peers for peers, _, _ in ranks] == [{2, 3}, {2, 3}, {0, 1}, {0, 1}]
     assert all(sent == counted for _, sent, counted in ranks)
+
+
+def _flushed(rank: int, world_size: int, push_bytes: int) -> dict[str, Any]:
+    embedding.PUSH_BYTES = push_bytes
+    engine = make_side(rank, world_size, 1, capacity=60, staleness=30)
+    train(engine, iter(side_batches(rank, world_size, 1)[:-1]))
+    with handed_to_gloo() as handed:
+        engine.finish()
+    return {"messages": handed.messages, "left": tables_of(engine)}
+
+
+def test_a_server_takes_what_is_pushed_in_several_rounds() -> None:
+    whole, parts = (run_ranks(3, _flushed, push_bytes) for push_bytes in (1 << 25, 200))
+    for one, many in zip(whole, parts, strict=True):
+        assert many["messages"] > one["messages"]
+        for name, value in one["left"].items():
+            np.testing.assert_array_equal(many["left"][name], value)
 
 
 def _resume(rank: int, world_size: int, servers: int, capacity: float) -> dict[str, Any]:

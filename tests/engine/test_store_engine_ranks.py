@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from hetrain import embedding
 from hetrain.engine.store_engine import StoreEngine
 from hetrain.telemetry import Traffic
 from tests.engine.held import load, same_rows, save, tables_of, whole_tables
@@ -159,6 +160,33 @@ def test_resume_is_bit_for_bit(capacity: float, staleness: float, used: bool) ->
         assert rank["same"]
         assert rank["report"][0] == rank["report"][1]
         assert rank["folded"]
+
+
+def _flushed(rank: int, world_size: int, push_bytes: int, capacity: float) -> dict[str, Any]:
+    """Tables as an evaluation shows them and as the flush leaves them; rounds of `push_bytes`."""
+    embedding.PUSH_BYTES = push_bytes
+    engine = make_engine(world_size, "adagrad", capacity=capacity, staleness=30)
+    train(engine, iter(batches(rank, world_size)[:-1]))
+    with handed_to_gloo() as handed:
+        shown = save(engine)["tables"]
+    engine.finish()
+    return {
+        "shown": {name: [value.numpy() for value, _ in pieces] for name, pieces in shown.items()},
+        "left": tables_of(engine),
+        "messages": handed.messages,
+    }
+
+
+@pytest.mark.parametrize("capacity", [0, 60])
+def test_everything_held_back_is_pushed_in_rounds_of_bounded_size(capacity: float) -> None:
+    whole, parts = (run_ranks(2, _flushed, push_bytes, capacity) for push_bytes in (1 << 25, 200))
+    for one, many in zip(whole, parts, strict=True):
+        assert many["messages"] > one["messages"]
+        for name, value in one["left"].items():
+            np.testing.assert_array_equal(many["left"][name], value)
+        for name, pieces in one["shown"].items():
+            for ours, theirs in zip(many["shown"][name], pieces, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
 
 
 def _counted(rank: int, world_size: int) -> tuple[int, int, int]:
