@@ -7,7 +7,7 @@ backward and the optimizer step are the fused kernels that `bsp` trains with.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -36,6 +36,46 @@ class _Read:
     rows: Tensor | None = None  # [., D]
 
 
+@dataclass
+class _Leg:
+    """What was sent to the owners, by group, and what they answer."""
+
+    groups: Sequence[WidthGroup]
+    asked: Sequence[Asked]
+    routed: Sequence[Routed]
+    finish: Callable[[], list[list[list[Reply]]]]  # as the transport gave it
+    replies: list[list[list[Reply]]] = field(default_factory=list)  # by block, peer and group
+
+    def receive(self) -> None:
+        """Wait for the answers, serving meanwhile what others ask of this rank."""
+        self.replies = self.finish()
+
+    def admit(self) -> None:
+        """Take the answers up: the rows asked for may be read."""
+        for g, (group, asked, routed) in enumerate(zip(self.groups, self.asked, self.routed, strict=True)):
+            group.cache.admit(asked, routed.merge(_of_group(self.replies, g)))
+
+
+@dataclass
+class _Announcement:
+    """The rows of the next batch, by group, and what their owners say of them (store/flight.py)."""
+
+    plans: Sequence[ReadPlan]
+    routed: Sequence[Routed]
+    before: Sequence[Routed]  # the announcement of the batch in flight; empty: there is none
+    finish: Callable[[], list[list[list[Reply]]]]  # as the transport gave it
+    hot: list[Tensor] = field(default_factory=list)  # by group, which rows of the batch in flight others wait for
+
+    def receive(self) -> None:
+        """Wait for the answers; the plans then leave out what has to wait."""
+        replies = self.finish()
+        before: Sequence[Routed | None] = self.before or [None] * len(self.plans)
+        for g, (plan, routed) in enumerate(zip(self.plans, self.routed, strict=True)):
+            late, hot = routed.flags(_of_group(replies, g)[0], before[g])
+            plan.leave_late(late)
+            self.hot.append(hot)
+
+
 class StoreBags(nn.Module):
     """Embedding bags whose rows are read through the cache.
 
@@ -56,6 +96,7 @@ class StoreBags(nn.Module):
         self._background = Background()
         self._reads: list[_Read] = []
         self._ahead: list[_Read] = []
+        self._under_way: tuple[_Announcement | None, _Leg]
         self._announced: list[Routed] = []  # the batch in flight: in this order owners speak of its rows
         self._keys = [f for group in groups for f in group.features]
         self._widths = [group.space.dim for group in groups for _ in group.features]
@@ -78,84 +119,65 @@ class StoreBags(nn.Module):
         self._announced = []
         self._reads = self._begin(sparse)
         waited = self._transport.waited_s
-        finish_announcing, finish = self._start(self._reads)
-        finish_announcing()
-        finish()()
+        announcement, leg = self._send(self._reads)
+        if announcement is not None:
+            announcement.receive()
+        leg.receive()
         self._waited_s += self._transport.waited_s - waited
+        leg.admit()
 
     def read_ahead(self, sparse: KeyedJaggedTensor) -> None:
         """Start the round of the next batch; it runs while this one, which was read, is computed."""
         self._ahead = self._begin(sparse)
-        finish_announcing, finish = self._start(self._ahead)
-        self._background.start(finish_announcing)
-        self._background.start(finish)
+        self._under_way = self._send(self._ahead)
+        for part in self._under_way:
+            if part is not None:
+                self._background.start(part.receive)
 
     def arrive(self, before_late: Callable[[], None]) -> None:
         """Wait for the round that `read_ahead` started; its batch is the one to compute next.
 
         `before_late` is called where there is a late leg, before owners here take what it pushes.
         """
+        announcement, leg = self._under_way
         start = time.perf_counter()
-        hot = self._background.result()
-        finish_late = self._start_late(hot) if self._late_leg else None
-        admit = self._background.result()
+        if announcement is not None:
+            self._background.result()
+        late = self._send_late(announcement) if self._late_leg else None
+        self._background.result()
         self._waited_s += time.perf_counter() - start
-        admit()
+        leg.admit()
         self._reads = self._ahead
-        if finish_late is not None:
+        if late is not None:
             before_late()
             waited = self._transport.waited_s
-            finish_late()()
+            late.receive()
             self._waited_s += self._transport.waited_s - waited
+            late.admit()
 
-    def _start(self, reads: Sequence[_Read]) -> tuple[Callable[[], list[Tensor]], Callable[[], Callable[[], None]]]:
-        """Send what `reads` ask for. The first function waits for the answer to the announcement, the other for rows.
+    def _send(self, reads: Sequence[_Read]) -> tuple[_Announcement | None, _Leg]:
+        """What `reads` ask for goes out, announced where it has to be."""
+        plans = [_plan(read) for read in reads]
+        announcement = None
+        if self._announces:
+            routed = [split(g.fetch(plan.rows), g.placement) for g, plan in zip(self.groups, plans, strict=True)]
+            finish = self._transport.start(_by_block(routed), Part.ANNOUNCE)
+            announcement = _Announcement(plans, routed, self._announced, finish)
+            self._announced = routed
+        return announcement, self._ask(plans, Part.WHOLE)
 
-        They return, by group, which rows of the batch in flight others wait for, and what takes up the rows.
-        """
-        announcement = self._announce(reads) if self._announces else lambda: [no_flags()] * len(self.groups)
-        return announcement, self._ask([_plan(read) for read in reads], Part.WHOLE)
-
-    def _start_late(self, hot: list[Tensor]) -> Callable[[], Callable[[], None]]:
+    def _send_late(self, announcement: _Announcement | None) -> _Leg:
         """Push and ask for what waited for the batch committed just now."""
+        hot = [no_flags()] * len(self.groups) if announcement is None else announcement.hot
         asked = [
             group.cache.begin_late(_plan(read), flags)
             for group, read, flags in zip(self.groups, self._ahead, hot, strict=True)
         ]
         return self._ask(asked, Part.LATE)
 
-    def _announce(self, reads: Sequence[_Read]) -> Callable[[], list[Tensor]]:
-        """Tell the owners what will be read; the function waits for what they say of it."""
-        plans = [_plan(read) for read in reads]
-        routed = [split(g.fetch(plan.rows), g.placement) for g, plan in zip(self.groups, plans, strict=True)]
-        before: Sequence[Routed | None] = self._announced or [None] * len(routed)
-        self._announced = routed
-        finish = self._transport.start(_by_block(routed), Part.ANNOUNCE)
-
-        def finished() -> list[Tensor]:
-            replies, hot = finish(), []
-            for g, plan in enumerate(plans):
-                late, hot_here = routed[g].flags(_of_group(replies, g)[0], before[g])
-                plan.leave_late(late)
-                hot.append(hot_here)
-            return hot
-
-        return finished
-
-    def _ask(self, asked: Sequence[Asked], part: Part) -> Callable[[], Callable[[], None]]:
-        """Send what is asked for; the function waits for the replies and returns what takes them up."""
+    def _ask(self, asked: Sequence[Asked], part: Part) -> _Leg:
         routed = [split(a.request, group.placement, self._blocks) for a, group in zip(asked, self.groups, strict=True)]
-        finish = self._transport.start(_by_block(routed), part)
-
-        def finished() -> Callable[[], None]:
-            replies = finish()
-            return lambda: self._admit(asked, routed, replies)
-
-        return finished
-
-    def _admit(self, asked: Sequence[Asked], routed: Sequence[Routed], replies: list[list[list[Reply]]]) -> None:
-        for g, (group, what) in enumerate(zip(self.groups, asked, strict=True)):
-            group.cache.admit(what, routed[g].merge(_of_group(replies, g)))
+        return _Leg(self.groups, asked, routed, self._transport.start(_by_block(routed), part))
 
     def reread(self, sparse: KeyedJaggedTensor) -> None:
         """Take the place of `read` after a resume, where a batch had been read ahead before the state was saved.
