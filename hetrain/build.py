@@ -23,6 +23,7 @@ from hetrain.data.reader import Reader
 from hetrain.data.sample import check_sample, ensure_sample
 from hetrain.data.schema import SPLITS, DatasetSchema, load_schema
 from hetrain.engine import Engine
+from hetrain.engine.accord import Accord
 from hetrain.errors import ConfigError, DataError, HetrainError
 from hetrain.evaluate import Metrics, evaluate, predictions
 from hetrain.optim import Schedule, dense_optimizer, row_optimizer
@@ -35,8 +36,12 @@ from hetrain.telemetry.run_log import RunLog
 from hetrain.trainer import Setup, Trainer
 from hetrain.training import resume, run_folder
 from hetrain.training.run_folder import Claim
+from hetrain.training.lockstep import Lockstep
 from hetrain.training.run_lock import RunLock
+from hetrain.training.stop_signal import StopSignal
 from hetrain.training.table_file import OUT_FORMATS, write_table
+
+OWN_PACE = ("asp", "ssp")  # consistency.mode of ranks that do not step together
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +68,7 @@ def _trainer(
     reader = _train_reader(cfg, ranks, None if resumed is None else resumed.reader)
     if resumed is not None and claim.ended:
         resume.check_left(cfg.train, resumed.step, reader.steps_left, cfg.name)
+    accord, stop = _accord(engine, reader, ranks)
     total = _total_steps(cfg, reader, 0 if resumed is None else resumed.step)
     log = RunLog(claim.folder, screen(total), first=ranks.first, tensorboard=cfg.telemetry.tensorboard)
     settings = flatten(asdict(cfg))
@@ -75,6 +81,8 @@ def _trainer(
         Setup(
             engine=engine,
             reader=reader,
+            accord=accord,
+            stop=stop,
             splits={split: partial(_split_reader, cfg, ranks, split) for split in _evaluated(schema)},
             ranks=ranks,
             device=device,
@@ -91,6 +99,16 @@ def _trainer(
             resumed=resumed,
         )
     )
+
+
+def _accord(engine: Engine, reader: Reader, ranks: Ranks) -> tuple[Accord, StopSignal]:
+    """How ranks agree: the engine's way where they step at their own pace, else after every step."""
+    accord = getattr(engine, "accord", None)
+    if accord is None:
+        stop = StopSignal(ranks)
+        return Lockstep(ranks, reader, stop), stop
+    accord.take_from(reader)
+    return accord, StopSignal(ranks, accord.stop)
 
 
 def _at_start(
@@ -173,6 +191,13 @@ def make_engine(
             server = {key: common[key] for key in ("tables", "row_optimizer", "schedule", "seed", "traffic")}
             return ServerEngine(plan=plan, settings=settings, **server), plan.to_json()
         return StoreEngine(plan=plan, settings=settings, workers=workers, memory=memory, **common), plan.to_json()
+    if cfg.consistency.mode in OWN_PACE:
+        from hetrain.engine.async_engine import AsyncEngine
+
+        batch, index = cfg.train.batch_size, cfg.store.index
+        plan = store_plan(tables, cfg.planner, ranks.world_size, batch, device, ranks.servers, index=index)
+        settings = _store_settings(cfg, ranks, device)
+        return AsyncEngine(plan=plan, settings=settings, mode=cfg.consistency.mode, **common), plan.to_json()
     from hetrain.engine.torchrec_engine import TorchRecEngine
 
     found = sharding_plan(tables, rows.name, cfg.planner, ranks.world_size, device, cfg.train.batch_size)
@@ -305,6 +330,7 @@ def _train_reader(cfg: RunConfig, ranks: Ranks, state: dict[str, Any] | None) ->
         seed=cfg.seed,
         shuffle_window=cfg.data.shuffle_window,
         prefetch=_prefetch(cfg, ranks),
+        lockstep=cfg.consistency.mode not in OWN_PACE,
         state=state,
     )
 
@@ -368,7 +394,7 @@ def _about(cfg: RunConfig, schema: DatasetSchema, ranks: Ranks) -> dict[str, Any
         "name": cfg.name,
         "model": cfg.model["_target_"].rpartition(".")[2],
         "mode": cfg.consistency.mode,
-        "staleness": None if cfg.consistency.mode == "bsp" else _json_number(cfg.consistency.staleness),
+        "staleness": None if cfg.consistency.mode in ("bsp", "asp") else _json_number(cfg.consistency.staleness),
         "batch_size": cfg.train.batch_size,
         "servers": ranks.servers,
         "best_auc": schema.best_auc,

@@ -21,7 +21,9 @@ FLOORS = [
     # 3
     ["transport", "comms"],
     # 4
+    ["lookups"],
     ["embedding"],
+    ["pulled_bags"],
     # 5
     ["engine"],
     # 6

@@ -1,6 +1,7 @@
 """Ctrl-C, SIGTERM and a closed terminal (SIGHUP) end a run between two steps, the same two on every rank."""
 
 import signal
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -15,8 +16,9 @@ CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class StopSignal:
     """Catches the signals while open; a second one of a kind acts as it always does."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks, tell: Callable[[int], None] | None = None) -> None:
+        """`tell`: called with the number when a signal is caught, by its handler; where ranks do not ask each step."""
+        self._ranks, self._tell = ranks, tell
         self._mine = 0
         self._before: dict[signal.Signals, Any] = {}
         self._flag = torch.zeros((), dtype=torch.int64)
@@ -38,6 +40,8 @@ class StopSignal:
     def _caught(self, number: int, frame: FrameType | None) -> None:
         self._mine = number
         signal.signal(number, self._before[signal.Signals(number)])
+        if self._tell is not None:
+            self._tell(number)
 
     def agreed(self) -> signal.Signals | None:
         """The signal that any rank had caught one call ago, the same on all ranks; None: none.
