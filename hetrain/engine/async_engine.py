@@ -90,11 +90,12 @@ class AsyncEngine:
             )
             self._part.answer(self._transport)
         widths = [(space.dim, row_optimizer.state_width(space.dim) if any(capacities) else 0) for space in spaces]
-        self._asking = Asking(self._transport, self._part and self._part.service, widths, traffic)
+        service = None if self._part is None else self._part.service
+        self._asking = Asking(self._transport, service, widths, traffic)
         self.accord = OwnPace(
             self._transport,
-            self._part and self._part.meetings,
-            self._part and self._part.service.lock,
+            None if service is None else service.meetings,
+            None if service is None else service.lock,
             settings.batch_size,
             group,
         )

@@ -7,6 +7,7 @@ for, when a rank has caught a stop signal, and when no worker has anything left 
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from signal import Signals
 from typing import Any
 
@@ -29,7 +30,7 @@ class OwnPace:
         self,
         transport: RpcTransport,
         meetings: Meetings | None,
-        lock: threading.Lock | None,
+        lock: AbstractContextManager[Any] | None,
         batch_size: int,
         group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -157,7 +158,7 @@ class _Board:
 class _Keeper:
     """What the rank that keeps the count answers."""
 
-    def __init__(self, meetings: Meetings, lock: threading.Lock, board: _Board) -> None:
+    def __init__(self, meetings: Meetings, lock: AbstractContextManager[Any], board: _Board) -> None:
         self._meetings, self._lock, self._sums = meetings, lock, board
 
     def answer(self, transport: RpcTransport) -> None:

@@ -71,9 +71,10 @@ class Asking:
         """Wait for one answer; `whom` as in RpcTransport.wait."""
         start = time.perf_counter()
         try:
-            answer: Answer | Tensor = self._transport.wait(pending, whom)
+            self._transport.wait(pending, whom)
         finally:
             self.waited_s += time.perf_counter() - start
+        answer = pending.value()
         return answer if isinstance(answer, Answer) else Answer.of(self._answers[call].unpack(answer))
 
 

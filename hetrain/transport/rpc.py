@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_rpc import _is_current_rpc_agent_set
 from torch.distributed import rpc
 
 from hetrain.errors import ConfigError, HetrainError, LostPeerError, SilentPeerError, TrainingError
@@ -78,7 +79,7 @@ class RpcTransport:
 
     def __init__(self, timeout_s: float, *, group: dist.ProcessGroup | None = None, servers: int = 0) -> None:
         """`servers`: the group's last ranks."""
-        global _made  # noqa: PLW0603 - the same number on every rank, which calls carry
+        global _made  # the same number on every rank, which calls carry
         self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
         self.roles = Roles(self.world_size, servers)
@@ -126,7 +127,7 @@ class RpcTransport:
             "The first error in the other ranks' output is the cause."
         )
 
-    def wait(self, pending: Pending[T], whom: Callable[[], str] | None = None) -> T:
+    def wait(self, pending: Pending[Any], whom: Callable[[], str] | None = None) -> Any:
         """The answer, once it is there.
 
         `whom`: told after launch.timeout_s, who it is that the peer waits for in turn; it may ask, with LAST_WORD_S.
@@ -142,7 +143,8 @@ class RpcTransport:
 
     def ask(self, peer: int, name: str, message: Tensor) -> Tensor:
         """`call`, then `wait`."""
-        return self.wait(self.call(peer, name, message))
+        answer: Tensor = self.wait(self.call(peer, name, message))
+        return answer
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -152,7 +154,7 @@ class RpcTransport:
 
 def _start(rank: int, world_size: int) -> None:
     """Bring up the process's RPC agent, which lives until `stop`."""
-    if rpc._is_current_rpc_agent_set():
+    if _is_current_rpc_agent_set():
         return
     os.environ.setdefault("TP_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", ""))
     if not os.environ["TP_SOCKET_IFNAME"]:
@@ -165,14 +167,15 @@ def _start(rank: int, world_size: int) -> None:
         rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
             num_worker_threads=THREADS,
             init_method="env://",
-            **({"_transports": ["uv"], "_channels": ["basic"]} if apart else {}),
+            _transports=["uv"] if apart else None,
+            _channels=["basic"] if apart else None,
         ),
     )
 
 
 def stop() -> None:
     """End the process's RPC agent, if it has one: once nobody asks this rank for anything any more."""
-    if rpc._is_current_rpc_agent_set():
+    if _is_current_rpc_agent_set():
         rpc.shutdown(graceful=False)
 
 
