@@ -49,7 +49,9 @@ class DenseShard:
         self._value.grad = None
 
     def state(self) -> State:
-        """A copy of the optimizer's state; {} where none exists yet."""
+        """A copy of the optimizer's state; {} where none exists yet, and of no elements."""
+        if not len(self._value):
+            return {}
         return {
             name: value.clone() for name, value in self._optimizer.state.get(self._value, {}).items() if _kept(value)
         }
