@@ -61,6 +61,7 @@ class Reader:
         self.split = self.schema.used_split(split)  # what is read: test where validation is empty
         if self.split != split and rank == 0:
             logger.warning("data.path=%s has no %s rows: reading %s instead", path, split, self.split)
+        self.carried = 0  # examples trained before, of a step of all ranks that was cut by the end of a sitting
         self.wait_s = 0.0  # seconds the consumer waited for batches
         self._columns = Columns(path, self.split, self.schema)
         self._batches = _BatchMaker(self.schema)
@@ -84,7 +85,8 @@ class Reader:
     def steps_left(self) -> int:
         """Steps of the run not yet reported as trained; not in lockstep: those of all ranks together, at the start."""
         if not self._lockstep:
-            return -(-max([0, *self.epoch_ends()[1]]) // (self._batch_size * self._world_size))
+            examples = max([0, *self.epoch_ends()[1]]) + self.carried
+            return -(-examples // (self._batch_size * self._world_size)) - (self.carried > 0)
         return max(0, sum(self._steps(self._lanes(e)) for e in range(self._epoch, self._epochs)) - self._step)
 
     @property
@@ -109,23 +111,25 @@ class Reader:
             self._step -= self._steps(self._lanes(self._epoch))
             self._epoch += 1
 
-    def state_dict(self, positions: Sequence[tuple[int, int]] | None = None) -> dict[str, Any]:
+    def state_dict(self, positions: Sequence[tuple[int, int]] | None = None, carried: int = 0) -> dict[str, Any]:
         """The position as trained, equal on all ranks; plain numbers and lists. `lanes` None: an epoch's start.
 
         `positions`: those of all ranks where they differ; None: they have this one's. `later`: what is left of the
-        epochs that follow, as far as a rank has begun them.
+        epochs that follow, as far as a rank has begun them. `carried`: see there.
         """
         positions = positions or [self.position] * self._world_size
         first, last = min(p[0] for p in positions), max(p[0] for p in positions)
         left = [self._left(epoch, positions) for epoch in range(first, last + 1)]
-        later = {"later": left[1:]} if len(left) > 1 else {}
+        more: dict[str, Any] = {"later": left[1:]} if len(left) > 1 else {}
+        if carried:
+            more["carried"] = [carried, self._batch_size * self._world_size]
         return {
             "examples": self._columns.examples,
             "epoch": first,
             "seed": self._seed,
             "shuffle": self._shuffle,
             "lanes": left[0],
-            **later,
+            **more,
         }
 
     def _left(self, epoch: int, positions: Sequence[tuple[int, int]]) -> list[list[list[int]]] | None:
@@ -152,6 +156,8 @@ class Reader:
         # The rest of an epoch is defined by the permutation it began with.
         self._epoch, self._seed, self._shuffle = state["epoch"], state["seed"], state["shuffle"]
         self._first = self._epoch
+        carried, step_size = state.get("carried", (0, 0))
+        self.carried = carried if step_size == self._batch_size * self._world_size and not self._lockstep else 0
         for epoch, left in enumerate([state["lanes"], *state.get("later", [])], self._epoch):
             if left is not None:
                 lanes = unpack(left)

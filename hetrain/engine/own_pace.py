@@ -39,7 +39,7 @@ class OwnPace:
         self._keeper = transport.roles.owners[0]
         self._step_size = batch_size * transport.roles.workers  # examples
         self._reader: Reader | None = None
-        self._first_step = 0
+        self._base = self._carried = 0  # whole steps before this sitting, and examples of the one that was cut
         self._epoch_ends: list[int] = []  # examples of this sitting
         self._epochs_before = 0
         self.begun = 0  # examples of this sitting that were granted, as this rank knows
@@ -54,11 +54,11 @@ class OwnPace:
     @property
     def step(self) -> int:
         """Examples granted, in steps begun, those before this sitting included."""
-        return self._first_step + -(-self.begun // self._step_size)
+        return self._base + -(-(self._carried + self.begun) // self._step_size)
 
     def step_of(self, examples: int) -> int:
         """Whole steps taken once `examples` of this sitting are trained, those before it included."""
-        return self._first_step + examples // self._step_size
+        return self._base + (self._carried + examples) // self._step_size
 
     @property
     def examples(self) -> int:
@@ -72,12 +72,14 @@ class OwnPace:
 
     def restart(self, step: int) -> None:
         """`step` steps were taken before this sitting."""
-        self._first_step, self.begun = step, 0
+        self._base, self._carried, self.begun = step, 0, 0
 
     def start(self, step: int, next_due: Callable[[int], int | None], *, epochs: bool) -> None:
         """See Accord."""
         self.restart(step)
         assert self._reader is not None
+        if self._reader.carried:
+            self._base, self._carried = step - 1, self._reader.carried
         self._epochs_before, self._epoch_ends = self._reader.epoch_ends()
         if self._meetings is not None:
             self._meetings.plan(lambda begun: self._next_meeting(begun, next_due, epochs=epochs))
@@ -86,7 +88,7 @@ class OwnPace:
     def _next_meeting(self, begun: int, next_due: Callable[[int], int | None], *, epochs: bool) -> int | None:
         """Examples at which ranks meet next."""
         due = next_due(self.step_of(begun))
-        found = [] if due is None else [(due - self._first_step) * self._step_size]
+        found = [] if due is None else [(due - self._base) * self._step_size - self._carried]
         if epochs:
             found += [end for end in self._epoch_ends if end > begun]
         return min(found, default=None)
@@ -137,7 +139,8 @@ class OwnPace:
         if self._transport.world_size > 1:
             every = [None] * self._transport.world_size
             dist.all_gather_object(every, mine, group=self._group)
-        return self._reader.state_dict(every[: self._transport.roles.workers])
+        carried = (self._carried + self.begun) % self._step_size
+        return self._reader.state_dict(every[: self._transport.roles.workers], carried)
 
 
 class _Board:
