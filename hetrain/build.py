@@ -35,8 +35,8 @@ from hetrain.telemetry.console import screen
 from hetrain.telemetry.run_log import RunLog
 from hetrain.trainer import Setup, Trainer
 from hetrain.training import resume, run_folder
-from hetrain.training.run_folder import Claim
 from hetrain.training.lockstep import Lockstep
+from hetrain.training.run_folder import Claim
 from hetrain.training.run_lock import RunLock
 from hetrain.training.stop_signal import StopSignal
 from hetrain.training.table_file import OUT_FORMATS, write_table

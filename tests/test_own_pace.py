@@ -50,7 +50,7 @@ def test_one_worker_is_bsp(cfg_of, mode, changes, optimizer):
     one, other = lines_of(own, "train"), lines_of(bsp, "train")
     assert [(x["step"], x["examples"]) for x in one] == [(x["step"], x["examples"]) for x in other]
     assert [x["loss"] for x in one] == pytest.approx([x["loss"] for x in other], rel=1e-4)
-    assert [x["step"] for x in lines_of(own, "eval")] == [x["step"] for x in lines_of(bsp, "eval")]
+    assert [x["step"] for x in lines_of(own, "validation")] == [x["step"] for x in lines_of(bsp, "validation")]
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, rtol=2e-3, atol=2e-5, err_msg=name)
@@ -82,8 +82,8 @@ def test_ranks_end_at_their_own_pace_and_train_every_example_once(cfg_of, mode, 
     assert all(s["examples"] == 6400 and s["stop_reason"] == "end of data" for s, _, _ in ranks)
     assert summary["steps"] == 20
     assert [sum(n for _, n in taken) for _, taken, _ in ranks] == [3200, 3200] + [0] * servers
-    assert [x["step"] for x in lines_of(cfg, "eval") if x["split"] == "validation"] == [6, 12, 18, 20]
-    logloss = [x["logloss"] for x in lines_of(cfg, "eval") if x["split"] == "validation"]
+    assert [x["step"] for x in lines_of(cfg, "validation")] == [6, 12, 18, 20]
+    logloss = [x["logloss"] for x in lines_of(cfg, "validation")]
     assert logloss == sorted(logloss, reverse=True)
     assert 0 < summary["first_end"]["examples"] <= 6400
     if mode == "ssp":

@@ -272,7 +272,7 @@ class AsyncEngine:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """While open, `predict` sees every push that this rank knows of; other ranks must not train meanwhile."""
+        """While open, `predict` sees every push. Collective: no rank trains again before all have looked."""
         if self._looking:
             yield
             return
@@ -283,6 +283,7 @@ class AsyncEngine:
                 self._look_at_dense()
                 self._network.eval()
                 yield
+                self._transport.barrier()
         finally:
             self._network.train()
             self._looking = False

@@ -61,7 +61,7 @@ def test_nothing_pushed_is_lost(mode, world_size, servers):
     expected = [bag.weight.detach().double().numpy().copy() for bag in PlainBags(tables).bags]
     groups = [[(0, 0), (2, 50)], [(1, 0)]]  # (table, first global row) by embedding dim
     owners = range(world_size - servers if servers else 0, world_size)
-    dense = {owner: 0.0 for owner in owners}
+    dense = dict.fromkeys(owners, 0.0)
     count = 0
     for pushes, _, _, _ in ranks:
         for owner, gradient, parts in pushes:
