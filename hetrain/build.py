@@ -29,6 +29,7 @@ from hetrain.evaluate import Metrics, evaluate, predictions
 from hetrain.optim import Schedule, dense_optimizer, row_optimizer
 from hetrain.planner.torchrec_planner import plan_of, sharding_plan, store_plan
 from hetrain.ranks import GPU_BACKEND, Ranks
+from hetrain.readers import OWN_PACE, split_reader, train_reader
 from hetrain.tables import Table, check_tables
 from hetrain.telemetry import Traffic
 from hetrain.telemetry.console import screen
@@ -40,8 +41,6 @@ from hetrain.training.run_folder import Claim
 from hetrain.training.run_lock import RunLock
 from hetrain.training.stop_signal import StopSignal
 from hetrain.training.table_file import OUT_FORMATS, write_table
-
-OWN_PACE = ("asp", "ssp")  # consistency.mode of ranks that do not step together
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ def _trainer(
 ) -> Trainer:
     data, traffic = _fingerprint(cfg, schema, ranks, SPLITS), Traffic()
     engine, plan, resumed = _at_start(cfg, ranks, device, schema, claim.start, data, traffic)
-    reader = _train_reader(cfg, ranks, None if resumed is None else resumed.reader)
+    reader = train_reader(cfg, ranks, None if resumed is None else resumed.reader)
     if resumed is not None and claim.ended:
         resume.check_left(cfg.train, resumed.step, reader.steps_left, cfg.name)
     accord, stop = _accord(engine, reader, ranks)
@@ -83,7 +82,7 @@ def _trainer(
             reader=reader,
             accord=accord,
             stop=stop,
-            splits={split: partial(_split_reader, cfg, ranks, split) for split in _evaluated(schema)},
+            splits={split: partial(split_reader, cfg, ranks, split) for split in _evaluated(schema)},
             ranks=ranks,
             device=device,
             folder=claim.folder,
@@ -136,7 +135,7 @@ def evaluate_run(cfg: RunConfig, options: dict[str, str], ranks: Ranks, device: 
     """
     engine, found, ranks = _loaded(cfg, options, ranks, device)
     split = options.get("split", "test")
-    metrics = evaluate(engine, _split_reader(cfg, ranks, split), ranks)
+    metrics = evaluate(engine, split_reader(cfg, ranks, split), ranks)
     if ranks.first:
         print(json.dumps({"checkpoint": str(found), "split": split, **metrics.as_dict()}, indent=1))
     return metrics
@@ -151,7 +150,7 @@ def predict_run(cfg: RunConfig, options: dict[str, str], ranks: Ranks, device: t
         raise ConfigError(f"out={out}: there is no folder {out.parent}.")
     engine, found, ranks = _loaded(cfg, options, ranks, device)
     split = options.get("split", "test")
-    rows = predictions(engine, _split_reader(cfg, ranks, split), ranks)
+    rows = predictions(engine, split_reader(cfg, ranks, split), ranks)
     if rows is None:
         return
     logits, labels = rows
@@ -317,43 +316,6 @@ def _fingerprint(cfg: RunConfig, schema: DatasetSchema, ranks: Ranks, splits: tu
                 f"({', '.join(parts)}). Give every machine the same files."
             )
     return mine
-
-
-def _train_reader(cfg: RunConfig, ranks: Ranks, state: dict[str, Any] | None) -> Reader:
-    return Reader(
-        cfg.data.path,
-        "train",
-        cfg.train.batch_size,
-        *_share(ranks),
-        epochs=cfg.train.epochs,
-        shuffle=cfg.data.shuffle,
-        seed=cfg.seed,
-        shuffle_window=cfg.data.shuffle_window,
-        prefetch=_prefetch(cfg, ranks),
-        lockstep=cfg.consistency.mode not in OWN_PACE,
-        state=state,
-    )
-
-
-def _share(ranks: Ranks) -> tuple[int | None, int]:
-    """Which share of the data is this rank's, of how many: it is dealt over the workers."""
-    return ranks.rank if ranks.computes else None, ranks.roles.workers
-
-
-def _prefetch(cfg: RunConfig, ranks: Ranks) -> int:
-    """Batches read ahead. Where the CPU computes, reading threads would take time slices from compute threads that
-    wait for each other: 42 to 45 ms a step of 4,096 in place of 36 on two idle cores."""
-    if not ranks.computes:  # there is nothing to read
-        return 0
-    if cfg.data.prefetch is not None:
-        return cfg.data.prefetch
-    on_gpu = cfg.launch.device == "cuda" or (cfg.launch.device == "auto" and torch.cuda.is_available())
-    return 4 if on_gpu else 0
-
-
-def _split_reader(cfg: RunConfig, ranks: Ranks, split: str) -> Reader:
-    """One pass over a split, in the data set's order."""
-    return Reader(cfg.data.path, split, cfg.train.eval_batch_size, *_share(ranks), prefetch=_prefetch(cfg, ranks))
 
 
 def _loaded(cfg: RunConfig, options: dict[str, str], ranks: Ranks, device: torch.device) -> tuple[Engine, Path, Ranks]:

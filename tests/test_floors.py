@@ -32,6 +32,7 @@ FLOORS = [
     ["training"],
     ["trainer"],
     # 8
+    ["readers"],
     ["build"],
     ["launch"],
     # 9

@@ -63,7 +63,10 @@ class ClockedCopies:
         index: str,
         audit: bool,
     ) -> None:
-        """`batch_rows`: slots beyond the capacity to start with; they grow with the batches. `seed`: of initial rows."""
+        """`batch_rows`: slots beyond the capacity to start with; they grow with the batches.
+
+        `seed`: of the initial rows, which owners do not send.
+        """
         self.space, self.capacity_rows = space, capacity_rows
         self.counters = Counters()
         self.age_max = 0  # clocks that the oldest row read was behind its reader

@@ -5,6 +5,7 @@ of its tensor.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ State = dict[str, Tensor]  # optimizer state by name: [n], or [] where it counts
 def shard_bounds(elements: int, owners: int) -> list[tuple[int, int]]:
     """First and last + 1 element of each owner's slice of `elements`, as even as can be."""
     cuts = [owner * elements // owners for owner in range(owners + 1)]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(pairwise(cuts))
 
 
 class DenseShard:

@@ -40,7 +40,10 @@ class Meetings:
         self._since: float | None = None  # when training began, or went on; None: ranks are together
 
     def plan(self, next_due: NextDue | None = None) -> None:
-        """Begin to count anew. None: no meeting is due but the last. `next_due(begun)`: the examples at which the next meeting is due, after `begun`; or None."""
+        """Begin to count anew.
+
+        `next_due(begun)`: the examples at which the next meeting is due, after `begun`; None, or in its place: never.
+        """
         self._next_due = next_due or _never
         self._due = self._next_due(0)
         self.begun, self._signal, self.first_end = 0, 0, None

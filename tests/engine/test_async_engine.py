@@ -77,7 +77,7 @@ def test_a_parameter_of_another_type_is_refused():
 
     original, async_cases.Net = async_cases.Net, Half
     try:
-        with pytest.raises(ConfigError, match="'extra' is torch.float16"):
+        with pytest.raises(ConfigError, match=r"'extra' is torch\.float16"):
             make_async("asp", schedule=ScheduleConfig())
     finally:
         async_cases.Net = original

@@ -1,6 +1,6 @@
 """Owners and copies where workers step at their own pace, without processes: bounds and losslessness by counting.
 
-Every push adds 1 to a row that starts at 0 (SGD, lr 1, gradient -1), so that a value read says how many pushes it holds.
+Every push adds 1 to a row that starts at 0 (SGD, lr 1, gradient -1): a value read says how many pushes it holds.
 """
 
 import random
