@@ -1,10 +1,12 @@
 """Pulls and pushes of 1 MiB over the asynchronous transport against torch.distributed.rpc itself, two local processes.
 
-    python benchmarks/rpc_throughput.py [--rows 16384] [--dim 16] [--requests 200] [--rounds 5]
+    python benchmarks/rpc_throughput.py [--rows 2048] [--dim 128] [--requests 200] [--rounds 5] [--in-flight 1]
 
-raw: a call that takes or gives the same bytes as one uint8 tensor, and does nothing with them. ours: an owner that
-applies gradients of `rows` rows (SGD), or reads them, answered through the codec (transport/wire.py). Medians over
-rounds of messages per second and MB/s of floats.
+raw: a call that takes or gives the same bytes as one uint8 tensor, and does nothing with them. transport: the same
+through transport/rpc.py. same work: a plain RPC
+of row numbers and gradients as tensors, whose handler updates (SGD) or reads the rows and does no more. ours: an
+OwnerService answered through the codec (transport/wire.py). Medians over rounds of messages per second and MB/s of
+floats; `--in-flight`: messages on their way at once.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import multiprocessing
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from statistics import median
 
@@ -33,6 +36,14 @@ from hetrain.telemetry import Traffic
 from hetrain.transport.asking import Asking
 from hetrain.transport.rpc import RpcTransport, stop
 
+NUMBERS = (
+    ("rows", 2048),
+    ("dim", 128),
+    ("table-rows", 200_000),
+    ("requests", 200),
+    ("rounds", 5),
+    ("in-flight", 1),
+)
 NOTHING = torch.empty(0, dtype=torch.uint8)
 _KEPT: dict[int, Tensor] = {}
 
@@ -44,13 +55,32 @@ def raw(taken: Tensor, give: int) -> Tensor:
     return _KEPT[give]
 
 
-def per_second(call: Callable[[], object], requests: int, rounds: int) -> float:
-    """Median calls per second, one after the other."""
-    rates = []
-    for _ in range(rounds + 1):
-        start = time.perf_counter()
+_TABLE: list[Tensor] = []
+
+
+def raw_pull(rows: Tensor) -> Tensor:
+    """The rows."""
+    return _TABLE[0].index_select(0, rows)
+
+
+def raw_push(rows: Tensor, gradient: Tensor) -> Tensor:
+    """One step of SGD."""
+    value = _TABLE[0].index_select(0, rows)
+    _TABLE[0].index_copy_(0, rows, value.sub_(gradient, alpha=0.1))
+    return rows[:1]
+
+
+def per_second(start_call: Callable[[], Callable[[], object]], args: argparse.Namespace) -> float:
+    """Median calls per second; `start_call` gives what waits for the answer."""
+    rates, requests = [], args.requests
+    for _ in range(args.rounds + 1):
+        start, flying = time.perf_counter(), deque[Callable[[], object]]()
         for _ in range(requests):
-            call()
+            flying.append(start_call())
+            if len(flying) >= args.in_flight:
+                flying.popleft()()
+        while flying:
+            flying.popleft()()
         rates.append(requests / (time.perf_counter() - start))
     return median(rates[1:])
 
@@ -65,29 +95,48 @@ def service_of(space: RowSpace, placement: Placement) -> OwnerService:
     return OwnerService([owner], dense, clocks, lambda _: 1.0, copies=False, audit=False, meetings=None)
 
 
-def measure(args: argparse.Namespace, asking: Asking) -> None:
+def measure(args: argparse.Namespace, asking: Asking, transport: RpcTransport) -> None:
     """Rank 0 asks rank 1."""
     rows = torch.randperm(args.table_rows)[: args.rows].sort().values
     gradient, none = torch.randn(args.rows, args.dim), rows[:0]
     nbytes = gradient.numel() * 4
     message = torch.zeros(nbytes, dtype=torch.uint8)
 
-    def ask(pushed: RowsAsked | None, wanted: Tensor) -> None:
+    def ask(pushed: RowsAsked | None, wanted: Tensor) -> Callable[[], object]:
         part = pushed or RowsAsked(none, gradient[:0], none, wanted)
         whole = Ask(0, 0, int(pushed is not None), 0, NO_GATE, False, False, torch.empty(0), [part])
-        asking.receive(asking.send([(1, whole)])[0])
+        pending = asking.send([(1, whole)])[0]
+        return lambda: asking.receive(pending)
+
+    def plain(function: Callable[..., Tensor], *given: object) -> Callable[[], object]:
+        future = rpc.rpc_async("rank1", function, given)
+        return lambda: future.wait()
+
+    def carried(name: str, given: Tensor) -> Callable[[], object]:
+        pending = transport.call(1, name, given)
+        return lambda: transport.wait(pending)
 
     push = RowsAsked(rows, gradient, none, none)
     cells = {
-        "pull": (lambda: rpc.rpc_sync("rank1", raw, (NOTHING, nbytes)), lambda: ask(None, rows)),
-        "push": (lambda: rpc.rpc_sync("rank1", raw, (message, 1)), lambda: ask(push, none)),
+        "pull": (
+            lambda: plain(raw, NOTHING, nbytes),
+            lambda: carried("give", NOTHING),
+            lambda: plain(raw_pull, rows),
+            lambda: ask(None, rows),
+        ),
+        "push": (
+            lambda: plain(raw, message, 1),
+            lambda: carried("take", message),
+            lambda: plain(raw_push, rows, gradient),
+            lambda: ask(push, none),
+        ),
     }
-    for name, (theirs, ours) in cells.items():
-        one, other = (per_second(call, args.requests, args.rounds) for call in (theirs, ours))
-        print(
-            f"{name} {nbytes / 2**20:g} MiB: raw {one:,.0f}/s {one * nbytes / 1e6:,.0f} MB/s, "
-            f"ours {other:,.0f}/s {other * nbytes / 1e6:,.0f} MB/s: {other / one:.2f}x"
-        )
+    for name, calls in cells.items():
+        bare, *others = (per_second(call, args) for call in calls)
+        print(f"{name} {nbytes / 2**20:g} MiB: raw {bare:,.0f}/s {bare * nbytes / 1e6:,.0f} MB/s", end="")
+        for kind, rate in zip(("transport", "same work", "ours"), others, strict=True):
+            print(f", {kind} {rate:,.0f}/s {rate / bare:.2f}x", end="")
+        print()
 
 
 def run(rank: int, port: int, args: argparse.Namespace) -> None:
@@ -100,11 +149,14 @@ def run(rank: int, port: int, args: argparse.Namespace) -> None:
     plan = Plan("store", 2, (Piece("t", 1, 0, args.table_rows, 0, args.dim),), frozenset(), {})
     placement = Placement(space, plan, 2)
     transport = RpcTransport(60)
+    _TABLE.append(torch.randn(args.table_rows, args.dim))
     service = service_of(space, placement) if rank == 1 else None
     asking = Asking(transport, service, [(args.dim, 0)], Traffic())
+    transport.handle("give", lambda _, reply: reply(raw(NOTHING, args.rows * args.dim * 4)))
+    transport.handle("take", lambda _, reply: reply(NOTHING))
     transport.open()
     if rank == 0:
-        measure(args, asking)
+        measure(args, asking, transport)
     transport.barrier()
     stop()
     dist.destroy_process_group()
@@ -113,7 +165,7 @@ def run(rank: int, port: int, args: argparse.Namespace) -> None:
 def main() -> None:
     """Start both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("rows", 16_384), ("dim", 16), ("table-rows", 200_000), ("requests", 200), ("rounds", 5)):
+    for name, default in NUMBERS:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--tcp", action="store_true", help="TCP in place of shared memory, as between hosts")
     args = parser.parse_args()

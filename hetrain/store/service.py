@@ -125,9 +125,10 @@ class OwnerService:
 
     def _rows(self, owner: Owner, wanted: Tensor) -> RowsAnswered:
         at = owner.local_of(wanted)
-        stored = at >= 0
-        stored[stored.clone()] = owner.memory["touched"].index_select(0, at[stored])
-        sent = at[stored]
+        stored = owner.memory["touched"].index_select(0, at.clamp(min=0)) if owner.memory.used else at >= 0
+        if not owner.holds_all:
+            stored &= at >= 0  # rows never seen
+        sent = at if stored.all() else at[stored]
         state = owner.state if self._copies else owner.state[:, :0]
         return RowsAnswered(
             stored,
