@@ -357,6 +357,7 @@ def _about(cfg: RunConfig, schema: DatasetSchema, ranks: Ranks) -> dict[str, Any
         "model": cfg.model["_target_"].rpartition(".")[2],
         "mode": cfg.consistency.mode,
         "staleness": None if cfg.consistency.mode in ("bsp", "asp") else _json_number(cfg.consistency.staleness),
+        "staleness_unit": "steps" if cfg.consistency.mode in OWN_PACE else "updates",
         "batch_size": cfg.train.batch_size,
         "servers": ranks.servers,
         "best_auc": schema.best_auc,
