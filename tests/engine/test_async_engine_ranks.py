@@ -1,5 +1,6 @@
 """Asynchronous engines on real processes over torch.distributed.rpc."""
 
+import os
 import time
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from hetrain.config import ScheduleConfig
-from hetrain.errors import SilentPeerError
+from hetrain.errors import LostPeerError, SilentPeerError
 from hetrain.store.worker_clocks import WorkerClocks
 from hetrain.telemetry import Traffic
 from tests.engine.async_cases import make_async
@@ -174,3 +175,22 @@ def test_bytes_are_on_their_channels_and_looking_is_aside(mode):
         assert all(before[channel] > 0 for channel in ("ids", "rows_push", "rows_pull", "clocks", "dense"))
         assert before["pooled_fwd"] == before["audit"] == 0
         assert (report["cache"]["hits"] > 0) == (mode == "ssp")
+
+
+def dying(rank, world_size, mode, told):
+    engine = make_async(mode, staleness=4, capacity=0, schedule=STEADY)
+    data = iter(batches(rank, world_size) * 50)
+    try:
+        for step in range(600):
+            if rank == 1 and step == 3:
+                os._exit(9)
+            engine.step(data)
+    except LostPeerError as error:
+        told.write_text(str(error))
+
+
+@pytest.mark.parametrize("mode", ["asp", "ssp"])
+def test_an_owner_that_dies_is_named(mode, tmp_path):
+    with pytest.raises(EOFError):
+        run_ranks(2, dying, mode, tmp_path / "told")
+    assert (tmp_path / "told").read_text().startswith("lost rank 1, which this rank had asked")
