@@ -192,11 +192,15 @@ def make_engine(
         return StoreEngine(plan=plan, settings=settings, workers=workers, memory=memory, **common), plan.to_json()
     if cfg.consistency.mode in OWN_PACE:
         from hetrain.engine.async_engine import AsyncEngine
+        from hetrain.engine.store_memory import check_memory, store_memory
 
         batch, index = cfg.train.batch_size, cfg.store.index
         plan = store_plan(tables, cfg.planner, ranks.world_size, batch, device, ranks.servers, index=index)
         settings = _store_settings(cfg, ranks, device)
-        return AsyncEngine(plan=plan, settings=settings, mode=cfg.consistency.mode, **common), plan.to_json()
+        memory = store_memory(tables, plan, rows, settings, ranks.world_size)
+        ranks.together(lambda: check_memory(memory, tables, settings, ranks.rank, device))
+        mode = cfg.consistency.mode
+        return AsyncEngine(plan=plan, settings=settings, mode=mode, memory=memory, **common), plan.to_json()
     from hetrain.engine.torchrec_engine import TorchRecEngine
 
     found = sharding_plan(tables, rows.name, cfg.planner, ranks.world_size, device, cfg.train.batch_size)
@@ -252,6 +256,7 @@ def _store_settings(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Any:
         device=device if cfg.store.device == "cuda" else torch.device("cpu"),
         servers=ranks.servers,
         index=cfg.store.index,
+        own_pace=mode.mode in OWN_PACE,
     )
 
 

@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 
 from hetrain.data.batch import Batch
 from hetrain.engine import EngineState, Origin, StepOutput
-from hetrain.engine.async_settings import async_layout, copied_rows
+from hetrain.engine.async_settings import async_layout
 from hetrain.engine.flat_dense import FlatDense
 from hetrain.engine.loss import loss_share
 from hetrain.engine.own_pace import OwnPace
 from hetrain.engine.owned_tables import owned_tables, owns, seen_rows, take_up_rows
 from hetrain.engine.owner_part import OwnerPart, read_dense
-from hetrain.engine.store_memory import peak_rss
-from hetrain.engine.store_settings import StoreSettings
+from hetrain.engine.store_memory import StoreMemory, peak_rss
+from hetrain.engine.store_settings import StoreSettings, kept_rows
 from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.plan import Plan
 from hetrain.pulled_bags import Look, PulledBags, PulledGroup
@@ -55,11 +55,13 @@ class AsyncEngine:
         settings: StoreSettings,
         mode: str,
         group: dist.ProcessGroup | None = None,
+        memory: StoreMemory | None = None,
     ) -> None:
         """Every rank passes the same, but `device`. `group`: of all ranks; None for the default one. Collective.
 
-        `mode`: asp (nobody waits; settings.capacity must be 0) or ssp. Raises ConfigError for a cache capacity that
-        cannot be, and for dense parameters that are not float32.
+        `mode`: asp (nobody waits; settings.capacity must be 0) or ssp. `memory`: the prediction, for the summary.
+
+        Raises ConfigError for a cache capacity that cannot be, and for dense parameters that are not float32.
         """
         self._settings, self._schedule, self._row_optimizer = settings, schedule, row_optimizer
         self._device, self._traffic, self._gated = device, traffic, mode == "ssp"
@@ -68,7 +70,7 @@ class AsyncEngine:
         self._owners = list(roles.owners)
         spaces = row_spaces(tables)
         placements = [Placement(space, plan, self._transport.world_size) for space in spaces]
-        capacities = copied_rows(settings, spaces, row_optimizer)
+        capacities = kept_rows(settings, spaces, row_optimizer)
         self._groups = self._pulled_groups(placements, capacities, seed) if roles.computes(rank) else []
         self._bags = PulledBags(self._groups, self._owners)
         torch.manual_seed(seed)
@@ -102,6 +104,7 @@ class AsyncEngine:
         self._origin = Origin(seed, row_optimizer.name, tables)
         self._layout = async_layout(mode, settings, capacities, self._transport.world_size, self._origin, plan)
         self._hashed = settings.index == "hash"  # memory, and checkpoints, hold the rows seen
+        self.memory = memory
         self._clock = 0  # steps this worker has trained in this sitting
         self._batch: Batch | None = None  # begun, not yet granted
         self._staged = 0  # examples behind the gradients that wait to be pushed
@@ -366,7 +369,7 @@ class AsyncEngine:
             "lead_max": found.get("lead_max"),
             "first_end": found.get("first_end"),
             "memory": {
-                "predicted": None,
+                "predicted": None if self.memory is None else self.memory.as_dict(),
                 "worker_rss_max": peak_rss(),
                 "owner_rows_max": found.get("owner_rows_max"),
             },

@@ -5,26 +5,7 @@ from typing import Any
 
 from hetrain.engine import Origin
 from hetrain.engine.store_settings import StoreSettings
-from hetrain.optim import RowOptimizer
 from hetrain.planner.plan import Plan
-from hetrain.store import capacity as store_capacity
-from hetrain.store.space import RowSpace
-
-
-def copied_rows(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: RowOptimizer) -> list[int]:
-    """Rows that a worker keeps between steps, per embedding dim. Raises ConfigError for a capacity that cannot be."""
-    costs = [
-        store_capacity.slot_bytes(
-            space.dim,
-            optimizer.state_width(space.dim),
-            settings.policy,
-            settings.index,
-            held_back=False,
-            audit=settings.audit_every > 0,
-        )
-        for space in spaces
-    ]
-    return store_capacity.capacity_rows(settings.capacity, spaces, costs)
 
 
 def async_layout(

@@ -42,6 +42,6 @@ def make_async(
         torch.device("cpu"),
         SEED,
         traffic or Traffic(),
-        StoreSettings(batch_size=PER_RANK, timeout_s=timeout_s, servers=servers, **settings),
+        StoreSettings(batch_size=PER_RANK, timeout_s=timeout_s, servers=servers, own_pace=True, **settings),
         mode,
     )
