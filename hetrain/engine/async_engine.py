@@ -108,6 +108,7 @@ class AsyncEngine:
         self._clock = 0  # steps this worker has trained in this sitting
         self._batch: Batch | None = None  # begun, not yet granted
         self._staged = 0  # examples behind the gradients that wait to be pushed
+        self._asked = 0  # Asks sent
         self._counted = 0  # examples of all ranks that earlier StepOutputs told
         self._ended = self._looking = False
         self._transport.open()
@@ -207,6 +208,7 @@ class AsyncEngine:
         """Push what waits and ask for what the batch begun needs; None: turned back, what waited is pushed."""
         audit = self._settings.audit_every > 0 and self._clock % self._settings.audit_every == 0
         gradient = self._dense.gradient.cpu() if self._staged else torch.empty(0)
+        self._asked += 1
         asks = []
         for owner, bounds in zip(self._owners, self._dense.bounds, strict=True):
             ask = Ask(
@@ -219,6 +221,7 @@ class AsyncEngine:
                 dense_wanted=begin > 0,
                 dense=gradient[slice(*bounds)],
                 rows=self._bags.asked(owner, reads=begin > 0, audit=audit),
+                number=self._asked,
             )
             asks.append((owner, ask))
         pending = self._asking.send(asks)
@@ -233,7 +236,7 @@ class AsyncEngine:
         if not first.granted:
             for other in pending[1:]:
                 if not other.there:
-                    self._transport.call(other.peer, "withdraw", torch.tensor([self._transport.rank]))
+                    self._transport.call(other.peer, "withdraw", torch.tensor([self._transport.rank, self._asked]))
         answers = [first, *(self._asking.receive(p, self._whom(p.peer)) for p in pending[1:])]
         return answers if first.granted else None
 
@@ -315,7 +318,9 @@ class AsyncEngine:
 
     def _look(self, owner: int, looks: Sequence[Look]) -> Ask:
         rows = [look.asked(owner) for look in looks]
-        return Ask(self._transport.rank, self._clock, 0, 0, NO_GATE, False, False, torch.empty(0), rows)
+        return Ask(
+            self._transport.rank, self._clock, 0, 0, NO_GATE, False, False, torch.empty(0), rows, self._asked + 1
+        )
 
     @contextmanager
     def snapshot(self) -> Iterator[EngineState]:

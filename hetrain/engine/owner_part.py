@@ -73,7 +73,7 @@ class OwnerPart:
         transport.handle("dense", self._dense)
 
     def _withdraw(self, message: Tensor, reply: Reply) -> None:
-        self.service.withdraw(int(message))
+        self.service.withdraw(*message.tolist())
         reply(message)
 
     def _clocks(self, _: Tensor, reply: Reply) -> None:

@@ -69,19 +69,29 @@ class Ask:
     dense_wanted: bool
     dense: Tensor  # [P] float32 gradient, or [0]
     rows: list[RowsAsked]  # by width group
+    number: int = 0  # of the worker's Asks, ascending: what a withdrawal names, which may overtake it
 
     def messages(self) -> list[Message]:
         """The head, then every group's part."""
-        numbers = [self.worker, self.clock, self.pushed, self.begin, self.gate, self.ended, self.dense_wanted]
+        numbers = [
+            self.worker,
+            self.clock,
+            self.pushed,
+            self.begin,
+            self.gate,
+            self.ended,
+            self.dense_wanted,
+            self.number,
+        ]
         return [_Head(torch.tensor(numbers, dtype=torch.int64), self.dense.view(-1, 1)), *self.rows]
 
     @classmethod
     def of(cls, fields: Sequence[Sequence[Tensor]]) -> Self:
         """The Ask whose `messages()` had these fields."""
         (numbers, dense), *rows = fields
-        worker, clock, pushed, begin, gate, ended, dense_wanted = numbers.tolist()
+        worker, clock, pushed, begin, gate, ended, dense_wanted, number = numbers.tolist()
         parts = [RowsAsked.from_fields(part) for part in rows]
-        return cls(worker, clock, pushed, begin, gate, bool(ended), bool(dense_wanted), dense.view(-1), parts)
+        return cls(worker, clock, pushed, begin, gate, bool(ended), bool(dense_wanted), dense.view(-1), parts, number)
 
 
 @dataclass

@@ -46,6 +46,7 @@ class OwnerService:
         self.pushed = 0  # examples whose gradients were applied
         self.missed_pushes_max = 0  # pushes of others between a worker's read and its push of what it computed on that
         self.missed_updates_max = 0  # the same per row, in audited pushes
+        self._withdrawn = [-1] * len(clocks.clocks)  # by worker, the newest Ask it does not want answered
         self._pushes = 0
         self._read_at = [0] * len(clocks.clocks)  # by worker, pushes at its last read for training
 
@@ -53,7 +54,7 @@ class OwnerService:
         """Apply the push of `ask`, then answer it: at once, or when the gate opens, on the thread that opens it."""
         with self.lock:
             answers = self._take(ask)
-            if not self._grants(ask):
+            if ask.number <= self._withdrawn[ask.worker] or not self._grants(ask):
                 answers.append((tell, self._refusal()))
             elif ask.gate == NO_GATE or not self.clocks.park(ask.worker, ask.gate, (ask, tell)):
                 answers.append((tell, self._read(ask)))
@@ -79,10 +80,14 @@ class OwnerService:
     def _begun(self) -> int:
         return 0 if self.meetings is None else self.meetings.begun
 
-    def withdraw(self, worker: int) -> None:
-        """Refuse the parked read of `worker`, which was turned back elsewhere."""
+    def withdraw(self, worker: int, number: int) -> None:
+        """Refuse Ask `number` of `worker`, which was turned back elsewhere: parked here, or still on its way."""
         with self.lock:
+            self._withdrawn[worker] = max(self._withdrawn[worker], number)
             parked = self.clocks.withdraw(worker)
+            if parked is not None and parked[0].number > number:  # a late withdrawal of one answered since
+                self.clocks.park(worker, parked[0].gate, parked)
+                parked = None
             refusal = self._refusal()
         if parked is not None:
             parked[1](refusal)

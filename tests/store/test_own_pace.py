@@ -159,11 +159,26 @@ def test_the_gate_parks_and_opens_and_a_parked_read_can_be_withdrawn():
     assert [(a.granted, a.slowest) for a in answers] == [(True, 1), (True, 1)]
     service.serve(ask_of(0, 4, gate=3), answers.append)
     assert len(answers) == 2
-    service.withdraw(0)
+    service.withdraw(0, 0)
     assert not answers[2].granted
-    service.withdraw(0)
+    service.withdraw(0, 7)
+    late = ask_of(0, 4, gate=3)
+    late.number = 7
+    service.serve(late, answers.append)  # which its withdrawal overtook
+    assert not answers[3].granted
     service.serve(ask_of(1, 2, begin=0, ended=True), answers.append)
-    service.serve(ask_of(0, 9, gate=8), answers.append)
+    service, _, _ = make_service(2)
+    next_one = ask_of(0, 9, gate=8)
+    next_one.number = 8
+    service.serve(next_one, answers.append)
+    told = len(answers)
+    service.withdraw(0, 7)  # late: of one before
+    assert len(answers) == told
+    service.serve(ask_of(1, 8, begin=0), answers.append)
+    assert answers[-2:][0].granted
+    next_one.number = 9
+    service, _, _ = make_service(1)
+    service.serve(next_one, answers.append)
     assert answers[-1].granted
 
 
