@@ -23,20 +23,24 @@ from hetrain.data.reader import Reader
 from hetrain.data.sample import check_sample, ensure_sample
 from hetrain.data.schema import SPLITS, DatasetSchema, load_schema
 from hetrain.engine import Engine
+from hetrain.engine.accord import Accord
 from hetrain.errors import ConfigError, DataError, HetrainError
 from hetrain.evaluate import Metrics, evaluate, predictions
 from hetrain.optim import Schedule, dense_optimizer, row_optimizer
 from hetrain.planner.torchrec_planner import plan_of, sharding_plan, store_plan
 from hetrain.ranks import GPU_BACKEND, Ranks
+from hetrain.readers import OWN_PACE, split_reader, train_reader
 from hetrain.tables import Table, check_tables
 from hetrain.telemetry import Traffic
 from hetrain.telemetry.console import screen
 from hetrain.telemetry.run_log import RunLog
 from hetrain.trainer import Setup, Trainer
 from hetrain.training import resume, run_folder
+from hetrain.training.lockstep import Lockstep
 from hetrain.training.run_folder import Claim
 from hetrain.training.run_lock import RunLock
 from hetrain.training.slow_down import SlowDown
+from hetrain.training.stop_signal import StopSignal
 from hetrain.training.table_file import OUT_FORMATS, write_table
 
 logger = logging.getLogger(__name__)
@@ -66,9 +70,10 @@ def _trainer(
 ) -> Trainer:
     data, traffic = _fingerprint(cfg, schema, ranks, SPLITS), Traffic()
     engine, plan, resumed = _at_start(cfg, ranks, device, schema, claim.start, data, traffic)
-    reader = _train_reader(cfg, ranks, None if resumed is None else resumed.reader)
+    reader = train_reader(cfg, ranks, None if resumed is None else resumed.reader)
     if resumed is not None and claim.ended:
         resume.check_left(cfg.train, resumed.step, reader.steps_left, cfg.name)
+    accord, stop = _accord(engine, reader, ranks)
     total = _total_steps(cfg, reader, 0 if resumed is None else resumed.step)
     log = RunLog(claim.folder, screen(total), first=ranks.first, tensorboard=cfg.telemetry.tensorboard)
     settings = flatten(asdict(cfg))
@@ -81,7 +86,9 @@ def _trainer(
         Setup(
             engine=engine,
             reader=reader,
-            splits={split: partial(_split_reader, cfg, ranks, split) for split in _evaluated(schema)},
+            accord=accord,
+            stop=stop,
+            splits={split: partial(split_reader, cfg, ranks, split) for split in _evaluated(schema)},
             ranks=ranks,
             device=device,
             folder=claim.folder,
@@ -98,6 +105,16 @@ def _trainer(
             resumed=resumed,
         )
     )
+
+
+def _accord(engine: Engine, reader: Reader, ranks: Ranks) -> tuple[Accord, StopSignal]:
+    """How ranks agree: the engine's way where they step at their own pace, else after every step."""
+    accord = getattr(engine, "accord", None)
+    if accord is None:
+        stop = StopSignal(ranks)
+        return Lockstep(ranks, reader, stop), stop
+    accord.take_from(reader)
+    return accord, StopSignal(ranks, accord.stop)
 
 
 def _at_start(
@@ -125,7 +142,7 @@ def evaluate_run(cfg: RunConfig, options: dict[str, str], ranks: Ranks, device: 
     """
     engine, found, ranks = _loaded(cfg, options, ranks, device)
     split = options.get("split", "test")
-    metrics = evaluate(engine, _split_reader(cfg, ranks, split), ranks)
+    metrics = evaluate(engine, split_reader(cfg, ranks, split), ranks)
     if ranks.first:
         print(json.dumps({"checkpoint": str(found), "split": split, **metrics.as_dict()}, indent=1))
     return metrics
@@ -140,7 +157,7 @@ def predict_run(cfg: RunConfig, options: dict[str, str], ranks: Ranks, device: t
         raise ConfigError(f"out={out}: there is no folder {out.parent}.")
     engine, found, ranks = _loaded(cfg, options, ranks, device)
     split = options.get("split", "test")
-    rows = predictions(engine, _split_reader(cfg, ranks, split), ranks)
+    rows = predictions(engine, split_reader(cfg, ranks, split), ranks)
     if rows is None:
         return
     logits, labels = rows
@@ -180,6 +197,17 @@ def make_engine(
             server = {key: common[key] for key in ("tables", "row_optimizer", "schedule", "seed", "traffic")}
             return ServerEngine(plan=plan, settings=settings, **server), plan.to_json()
         return StoreEngine(plan=plan, settings=settings, workers=workers, memory=memory, **common), plan.to_json()
+    if cfg.consistency.mode in OWN_PACE:
+        from hetrain.engine.async_engine import AsyncEngine
+        from hetrain.engine.store_memory import check_memory, store_memory
+
+        batch, index = cfg.train.batch_size, cfg.store.index
+        plan = store_plan(tables, cfg.planner, ranks.world_size, batch, device, ranks.servers, index=index)
+        settings = _store_settings(cfg, ranks, device)
+        memory = store_memory(tables, plan, rows, settings, ranks.world_size)
+        ranks.together(lambda: check_memory(memory, tables, settings, ranks.rank, device))
+        mode = cfg.consistency.mode
+        return AsyncEngine(plan=plan, settings=settings, mode=mode, memory=memory, **common), plan.to_json()
     from hetrain.engine.torchrec_engine import TorchRecEngine
 
     found = sharding_plan(tables, rows.name, cfg.planner, ranks.world_size, device, cfg.train.batch_size)
@@ -235,6 +263,7 @@ def _store_settings(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Any:
         device=device if cfg.store.device == "cuda" else torch.device("cpu"),
         servers=ranks.servers,
         index=cfg.store.index,
+        own_pace=mode.mode in OWN_PACE,
     )
 
 
@@ -301,42 +330,6 @@ def _fingerprint(cfg: RunConfig, schema: DatasetSchema, ranks: Ranks, splits: tu
     return mine
 
 
-def _train_reader(cfg: RunConfig, ranks: Ranks, state: dict[str, Any] | None) -> Reader:
-    return Reader(
-        cfg.data.path,
-        "train",
-        cfg.train.batch_size,
-        *_share(ranks),
-        epochs=cfg.train.epochs,
-        shuffle=cfg.data.shuffle,
-        seed=cfg.seed,
-        shuffle_window=cfg.data.shuffle_window,
-        prefetch=_prefetch(cfg, ranks),
-        state=state,
-    )
-
-
-def _share(ranks: Ranks) -> tuple[int | None, int]:
-    """Which share of the data is this rank's, of how many: it is dealt over the workers."""
-    return ranks.rank if ranks.computes else None, ranks.roles.workers
-
-
-def _prefetch(cfg: RunConfig, ranks: Ranks) -> int:
-    """Batches read ahead. Where the CPU computes, reading threads would take time slices from compute threads that
-    wait for each other: 42 to 45 ms a step of 4,096 in place of 36 on two idle cores."""
-    if not ranks.computes:  # there is nothing to read
-        return 0
-    if cfg.data.prefetch is not None:
-        return cfg.data.prefetch
-    on_gpu = cfg.launch.device == "cuda" or (cfg.launch.device == "auto" and torch.cuda.is_available())
-    return 4 if on_gpu else 0
-
-
-def _split_reader(cfg: RunConfig, ranks: Ranks, split: str) -> Reader:
-    """One pass over a split, in the data set's order."""
-    return Reader(cfg.data.path, split, cfg.train.eval_batch_size, *_share(ranks), prefetch=_prefetch(cfg, ranks))
-
-
 def _loaded(cfg: RunConfig, options: dict[str, str], ranks: Ranks, device: torch.device) -> tuple[Engine, Path, Ranks]:
     """The engine of a run with the weights of one of its checkpoints."""
     ranks = _control_group(cfg, ranks)
@@ -375,7 +368,8 @@ def _about(cfg: RunConfig, schema: DatasetSchema, ranks: Ranks) -> dict[str, Any
         "name": cfg.name,
         "model": cfg.model["_target_"].rpartition(".")[2],
         "mode": cfg.consistency.mode,
-        "staleness": None if cfg.consistency.mode == "bsp" else _json_number(cfg.consistency.staleness),
+        "staleness": None if cfg.consistency.mode in ("bsp", "asp") else _json_number(cfg.consistency.staleness),
+        "staleness_unit": "steps" if cfg.consistency.mode in OWN_PACE else "updates",
         "batch_size": cfg.train.batch_size,
         "servers": ranks.servers,
         "best_auc": schema.best_auc,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from hetrain.errors import HetrainError
 from hetrain.roles import Roles
@@ -48,6 +49,12 @@ class Ranks:
         out: list[Any] = [None] * self.world_size
         dist.all_gather_object(out, value, group=self.group)
         return out
+
+    def add_up(self, sums: Tensor) -> Tensor:
+        """Sums over ranks of `sums` [n], on the CPU, which they replace. Collective."""
+        if not self.alone:
+            dist.all_reduce(sums, group=self.group)
+        return sums
 
     def together(
         self,

@@ -20,7 +20,8 @@ from hetrain.config import CheckpointConfig, TrainConfig
 from hetrain.data.batch import Batch
 from hetrain.data.fingerprint import Fingerprint
 from hetrain.data.reader import Reader
-from hetrain.engine import Engine
+from hetrain.engine import Engine, StepOutput
+from hetrain.engine.accord import Accord, Met
 from hetrain.evaluate import Metrics, compute_metrics, evaluate
 from hetrain.ranks import Ranks
 from hetrain.telemetry import Traffic
@@ -58,6 +59,8 @@ class Setup:
 
     engine: Engine
     reader: Reader  # at its first batch, or where `start_from` left it
+    accord: Accord  # of this reader and `stop`
+    stop: StopSignal
     splits: dict[str, Callable[[], Iterable[Batch]]]  # validation and test, those that exist
     ranks: Ranks
     device: torch.device
@@ -93,9 +96,8 @@ class Trainer:
             self.step = self.last_saved = setup.resumed.step
             self.best = self._earlier_best(setup.resumed)
             self.before = setup.resumed.meta.get("totals", {})
-        self.guard = Guard(setup.ranks.rank, setup.reader.schema.dense, self.step)
-        self.meter = Meter(setup.ranks, self.before.get("examples", 0))
-        self.stop = StopSignal(setup.ranks)
+        self.guard = Guard(setup.ranks.rank, setup.reader.schema.dense)
+        self.meter = Meter(setup.ranks, self.before.get("examples", 0), setup.accord.total)
         self.pace = Pace()  # of this sitting
         self.interface = interface_of(os.environ)
         self.started = self.resumed_at = time.perf_counter()
@@ -108,13 +110,13 @@ class Trainer:
         """
         self.setup.log.open(self.step)
         try:
-            with self.stop:
+            with self.setup.stop:
                 gc.freeze()  # what set-up made stays: no later collection goes through it again
                 self.resumed_at = time.perf_counter()
                 if self.interface is not None:
                     self.interface.start()
                 reason = self._train()
-                self.stop.settle()
+                self.setup.stop.settle()
                 result = self._interrupted(reason) if isinstance(reason, Signals) else self._finished(reason)
             if self.setup.ranks.first:
                 summary.write(self.setup.folder, result)
@@ -136,24 +138,18 @@ class Trainer:
         batches = self.guard.watch(setup.reader)
         if self._stops_early():  # a process died after the checkpoint that this goes on from
             return "early stopping"
+        setup.accord.start(self.step, self._next_due, epochs=cfg.eval_every is None)
         while cfg.max_steps is None or self.step < cfg.max_steps:
-            epoch = setup.reader.epoch
-            out = setup.slow.step(self.step + 1, partial(setup.engine.step, batches))
-            if out is None:
+            step, epoch = self.step, setup.accord.epoch
+            met = self._until_met(batches)
+            if met.ended:
                 return "end of data"
-            self.step += 1
-            setup.reader.trained()
-            self.guard.check(self.step, out)
-            self.meter.add(out)
-            self.pace.add(self._train_seconds(), self.meter.examples)
-            if self.step % setup.log_every == 0:
-                self._log()
-            if signal := self.stop.agreed():
-                return signal
-            due = setup.reader.epoch > epoch if cfg.eval_every is None else self.step % cfg.eval_every == 0
+            if met.signal:
+                return met.signal
+            due = setup.accord.epoch > epoch if cfg.eval_every is None else self._passed(step, cfg.eval_every)
             improved = self._evaluate() if due else False
             every = setup.checkpoint.every
-            if improved or (due if every is None else self.step % every == 0):
+            if improved or (due if every is None else self._passed(step, every)):
                 self._save()
             if self._stops_early():
                 return "early stopping"
@@ -162,6 +158,41 @@ class Trainer:
     def _stops_early(self) -> bool:
         patience = self.setup.train.patience
         return patience is not None and self.best.since >= patience
+
+    def _until_met(self, batches: Iterator[Batch]) -> Met:
+        """Step until all ranks are together."""
+        while True:
+            out = self.setup.slow.step(self.step + 1, partial(self.setup.engine.step, batches))
+            if out is not None:
+                self._count(out)
+            met = self.setup.accord.meet(out)
+            if met is not None:
+                self.step = self.setup.accord.step
+                return met
+
+    def _count(self, out: StepOutput) -> None:
+        """Take note of a step of this rank."""
+        setup, before = self.setup, self.step
+        setup.accord.count(out)
+        self.step = setup.accord.step
+        setup.reader.trained()
+        self.guard.check(self.step, out)
+        self.meter.add(out)
+        self.pace.add(self._train_seconds(), setup.accord.examples)
+        if self._passed(before, setup.log_every):
+            self._log()
+
+    def _passed(self, before: int, every: int) -> bool:
+        """Whether a multiple of `every` lies in the steps after `before` up to now."""
+        return self.step // every > before // every
+
+    def _next_due(self, step: int) -> int | None:
+        """The next step after `step` at which ranks evaluate, save or end."""
+        cfg, every = self.setup.train, self.setup.checkpoint.every
+        due = [(step // n + 1) * n for n in (cfg.eval_every, every) if n is not None]
+        if cfg.max_steps is not None and cfg.max_steps > step:
+            due.append(cfg.max_steps)
+        return min(due, default=None)
 
     def _finished(self, reason: str) -> dict[str, Any]:
         """The end of a whole run: last evaluation, checkpoint, flush, test."""
@@ -246,9 +277,7 @@ class Trainer:
         }
         path = checkpoint.step_folder(self.checkpoints, self.step)
         with self._paused():
-            checkpoint.save(
-                self.setup.engine, path, self.setup.ranks, reader=self.setup.reader.state_dict(), about=about
-            )
+            checkpoint.save(self.setup.engine, path, self.setup.ranks, reader=self.setup.accord.position(), about=about)
             checkpoint.prune(self.checkpoints, self.setup.checkpoint.keep, self.setup.ranks)
         self.last_saved = self.step
 
@@ -258,7 +287,7 @@ class Trainer:
         works = float(setup.ranks.computes)  # a server's day is waiting
         mine = {
             "wait_data_s": works * setup.reader.wait_s,
-            "wait_comm_s": works * self.meter.wait_comm_s,
+            "wait_comm_s": works * (self.meter.wait_comm_s + setup.accord.waited_s),
             "rank_seconds": works * self._train_seconds(),
             "bytes": setup.traffic.bytes,
             "bytes_aside": setup.traffic.aside,
@@ -268,7 +297,7 @@ class Trainer:
         now = summary.merge(reports)
         now |= {
             "train_s": now["rank_seconds"] / setup.ranks.roles.workers,
-            "examples": self.meter.examples,
+            "examples": setup.accord.examples,
             "seconds": time.perf_counter() - self.started,
             "restarts": setup.restarts,
         }

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from hetrain.lookups import lookups
 from hetrain.optim import RowOptimizer
 from hetrain.store.cache import Cache
 from hetrain.store.messages import Request
@@ -126,13 +127,4 @@ class WidthGroup:
 
     def lookups(self, sparse: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         """Global row of every lookup of this group [n] int64, on the CPU, and bag offsets [F * B + 1]."""
-        keys = sparse.keys()
-        if keys != self.features:
-            sparse = sparse.permute([keys.index(f) for f in self.features])
-        lengths = sparse.length_per_key()
-        values = sparse.values()
-        if lengths[0] * len(lengths) == len(values) and lengths.count(lengths[0]) == len(lengths):
-            rows = (values.view(len(lengths), -1) + self._first_rows.unsqueeze(1)).view(-1)
-        else:
-            rows = values + self._first_rows.repeat_interleave(torch.tensor(lengths))
-        return rows.cpu(), sparse.offsets().long()
+        return lookups(sparse, self.features, self._first_rows)

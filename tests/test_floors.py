@@ -21,8 +21,10 @@ FLOORS = [
     # 3
     ["transport", "comms"],
     # 4
+    ["lookups"],
     ["width_group"],
     ["embedding"],
+    ["pulled_bags"],
     # 5
     ["engine"],
     # 6
@@ -31,6 +33,7 @@ FLOORS = [
     ["training"],
     ["trainer"],
     # 8
+    ["readers"],
     ["build"],
     ["launch"],
     # 9

@@ -140,7 +140,7 @@ def _optimizer(cfg: RunConfig) -> Iterator[str]:
             why = (
                 "Its state does not add up, so updates cannot be held back and merged; take adagrad or rowwise_adagrad."
             )
-            if cfg.consistency.mode != "het":
+            if cfg.consistency.mode == "bsp":
                 why = "FBGEMM has no CPU kernel for it; take adagrad or rowwise_adagrad."
         yield _finding("optimizer.rows.name", rows.name, "one of " + ", ".join(ROW_OPTIMIZERS), why)
     for key, part in (("dense", dense), ("rows", rows)):
@@ -168,18 +168,18 @@ def _planner(cfg: RunConfig) -> Iterator[str]:
         yield _finding("planner.sharding_types", "[]", "at least one of " + ", ".join(SHARDING_TYPES))
     for kind in planner.sharding_types:
         yield from _one_of("planner.sharding_types", kind, SHARDING_TYPES)
-    if cfg.consistency.mode == "het" and planner.sharding_types and not set(planner.sharding_types) & {*STORE_SHARDING}:
+    if cfg.consistency.mode != "bsp" and planner.sharding_types and not set(planner.sharding_types) & {*STORE_SHARDING}:
         yield _finding(
             "planner.sharding_types",
             planner.sharding_types,
-            "table_wise or row_wise among them with consistency.mode=het",
+            f"table_wise or row_wise among them with consistency.mode={cfg.consistency.mode}",
             "The store holds whole rows on one owner.",
         )
 
 
 def _consistency(cfg: RunConfig) -> Iterator[str]:
     mode = cfg.consistency
-    yield from _one_of("consistency.mode", mode.mode, ("bsp", "het"), ("asp", "ssp"))
+    yield from _one_of("consistency.mode", mode.mode, ("bsp", "het", "ssp", "asp"))
     whole = math.isinf(mode.staleness) or float(mode.staleness).is_integer()
     if not mode.staleness >= 0 or not whole:
         yield _finding(
@@ -195,6 +195,14 @@ def _consistency(cfg: RunConfig) -> Iterator[str]:
         parse_capacity(mode.cache.capacity)
     except ConfigError as error:
         yield str(error)
+        return
+    if mode.mode == "asp" and parse_capacity(mode.cache.capacity).amount > 0:
+        yield _finding(
+            "consistency.cache.capacity",
+            mode.cache.capacity,
+            "0 with consistency.mode=asp",
+            "Without clocks nobody could tell how old a cached row is; take consistency=ssp for a cache.",
+        )
 
 
 def _cluster(cfg: RunConfig) -> Iterator[str]:
@@ -205,7 +213,7 @@ def _cluster(cfg: RunConfig) -> Iterator[str]:
             "cluster.servers",
             servers,
             "0 with consistency.mode=bsp",
-            "TorchRec shards tables over the workers themselves; servers own the rows of consistency=het.",
+            "TorchRec shards tables over the workers themselves; servers own the rows of consistency=het, ssp and asp.",
         )
 
 
@@ -279,5 +287,12 @@ def _store(cfg: RunConfig) -> Iterator[str]:
         )
     if cfg.store.device == "cuda" and cfg.launch.device == "cpu":
         yield _finding("store.device", "cuda", "cpu with launch.device=cpu")
+    if cfg.store.device == "cuda" and cfg.consistency.mode in ("asp", "ssp"):
+        yield _finding(
+            "store.device",
+            "cuda",
+            f"cpu with consistency.mode={cfg.consistency.mode}",
+            "Its rows are pulled and pushed through the host's memory.",
+        )
     if cfg.store.device == "cuda" and cfg.cluster.servers > 0:
         yield _finding("store.device", "cuda", f"cpu with cluster.servers={cfg.cluster.servers}", "Servers use no GPU.")

@@ -105,8 +105,8 @@ class CacheConfig:
 class ConsistencyConfig:
     """How fresh a row must be when it is read."""
 
-    mode: str = "bsp"  # bsp | het
-    staleness: float = 100  # updates (het); inf: no bound; 0 is not bsp, an empty cache is
+    mode: str = "bsp"  # bsp | het | ssp | asp
+    staleness: float = 100  # updates (het), steps (ssp); inf: no bound; 0 is not bsp, an empty cache is
     clock: str = "max"  # max (the paper) | sum (a count of updates)
     validation: str = "directory"  # directory (owners say which copies are too old) | clock (the paper)
     prefetch: bool = True  # the next batch's round beside this one's computation
@@ -122,7 +122,7 @@ class CommsConfig:
 
 @dataclass
 class ClusterConfig:
-    """Processes that only own embedding rows (``het``), beside the workers, which then own none."""
+    """Processes that only own embedding rows (``het``, ``ssp``, ``asp``), beside the workers, which then own none."""
 
     servers: int = 0  # the run's last processes, which compute nothing; 0: rows live on the workers
 
@@ -180,7 +180,7 @@ class TelemetryConfig:
 
 @dataclass
 class StoreConfig:
-    """The embedding store of `het`."""
+    """The embedding store of `het`, `ssp` and `asp`."""
 
     device: str = "cpu"  # where owners keep their rows
     index: str = "array"  # array (all rows) | hash (rows seen: tables far larger than memory)

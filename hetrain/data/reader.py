@@ -8,6 +8,7 @@ numpy, not torch, does the gathering: torch would start a second team of compute
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,9 +32,9 @@ T = TypeVar("T")
 class Reader:
     """Iterates over the batches of all epochs that are left, from the position reported as trained.
 
-    Every rank yields the same number of batches; a rank whose lane ends early yields batches of 0
-    examples, and one that computes nothing (`rank` None) never anything else. `state` is what
-    `state_dict()` gave, on any world size.
+    In lockstep every rank yields the same number of batches; a rank whose lane ends early yields batches of 0
+    examples, and one that computes nothing (`rank` None) never anything else. Otherwise a rank yields the batches of
+    its own lane, however far the others are. `state` is what `state_dict()` gave, on any world size.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Reader:
         seed: int = 0,
         shuffle_window: int = 65_536,
         prefetch: int = 4,
+        lockstep: bool = True,
         state: dict[str, Any] | None = None,
     ) -> None:
         limits = [("batch_size", batch_size, 1), ("shuffle_window", shuffle_window, 1), ("prefetch", prefetch, 0)]
@@ -59,16 +61,20 @@ class Reader:
         self.split = self.schema.used_split(split)  # what is read: test where validation is empty
         if self.split != split and rank == 0:
             logger.warning("data.path=%s has no %s rows: reading %s instead", path, split, self.split)
+        self.carried = 0  # examples trained before, of a step of all ranks that was cut by the end of a sitting
         self.wait_s = 0.0  # seconds the consumer waited for batches
         self._columns = Columns(path, self.split, self.schema)
         self._batches = _BatchMaker(self.schema)
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
         self._epochs, self._shuffle, self._seed = epochs, shuffle, seed
-        self._window, self._prefetch = shuffle_window, prefetch
+        self._window, self._prefetch, self._lockstep = shuffle_window, prefetch, lockstep
         self._fresh = fresh_lanes(self._columns.examples, world_size, shuffle_window)
-        self._epoch, self._lanes, self._step = 0, self._fresh, 0
+        self._begun: dict[int, list[Lane]] = {}  # what is left of epochs begun before; of others all of _fresh
+        self._first = self._epoch = self._step = 0  # the first epoch not trained to its end, at the start and now
         if state is not None:
             self._load(state)
+        if not lockstep:
+            self.trained(0)  # this rank may have nothing in the epoch that others are in
 
     @property
     def steps_per_epoch(self) -> int:
@@ -77,35 +83,69 @@ class Reader:
 
     @property
     def steps_left(self) -> int:
-        """Batches not yet reported as trained."""
-        if self._epoch >= self._epochs:
-            return 0
-        return self._steps(self._lanes) - self._step + (self._epochs - self._epoch - 1) * self.steps_per_epoch
+        """Steps of the run not yet reported as trained; not in lockstep: those of all ranks together, at the start."""
+        if not self._lockstep:
+            examples = max([0, *self.epoch_ends()[1]]) + self.carried
+            return -(-examples // (self._batch_size * self._world_size)) - (self.carried > 0)
+        return max(0, sum(self._steps(self._lanes(e)) for e in range(self._epoch, self._epochs)) - self._step)
 
     @property
     def epoch(self) -> int:
-        """Epochs trained to their end."""
+        """Epochs trained to their end; not in lockstep: by this rank."""
         return self._epoch
+
+    def epoch_ends(self) -> tuple[int, list[int]]:
+        """Epochs that had ended at the start, and how many examples of all ranks end each of the others."""
+        left = [sum(map(lane_size, self._lanes(epoch))) for epoch in range(self._first, self._epochs)]
+        return self._first, list(accumulate(left))
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epochs this rank has trained to their end, and batches of the next one."""
+        return self._epoch, self._step
 
     def trained(self, batches: int = 1) -> None:
         """Move the position: the next `batches` batches were trained."""
         self._step += batches
-        while self._epoch < self._epochs and self._step >= self._steps(self._lanes):
-            self._step -= self._steps(self._lanes)
-            self._epoch, self._lanes = self._epoch + 1, self._fresh
+        while self._epoch < self._epochs and self._step >= self._steps(self._lanes(self._epoch)):
+            self._step -= self._steps(self._lanes(self._epoch))
+            self._epoch += 1
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position as trained, equal on all ranks; plain numbers and lists. `lanes` None: an epoch's start."""
-        lanes = None
-        if self._step or self._lanes is not self._fresh:
-            lanes = pack([drop(lane, self._step * self._batch_size) for lane in self._lanes])
+    def state_dict(self, positions: Sequence[tuple[int, int]] | None = None, carried: int = 0) -> dict[str, Any]:
+        """The position as trained, equal on all ranks; plain numbers and lists. `lanes` None: an epoch's start.
+
+        `positions`: those of all ranks where they differ; None: they have this one's. `later`: what is left of the
+        epochs that follow, as far as a rank has begun them. `carried`: see there.
+        """
+        positions = positions or [self.position] * self._world_size
+        first, last = min(p[0] for p in positions), max(p[0] for p in positions)
+        left = [self._left(epoch, positions) for epoch in range(first, last + 1)]
+        more: dict[str, Any] = {"later": left[1:]} if len(left) > 1 else {}
+        if carried:
+            more["carried"] = [carried, self._batch_size * self._world_size]
         return {
             "examples": self._columns.examples,
-            "epoch": self._epoch,
+            "epoch": first,
             "seed": self._seed,
             "shuffle": self._shuffle,
-            "lanes": lanes,
+            "lanes": left[0],
+            **more,
         }
+
+    def _left(self, epoch: int, positions: Sequence[tuple[int, int]]) -> list[list[list[int]]] | None:
+        """What is left of `epoch`, packed; None: all of it."""
+        if epoch not in self._begun and all(position <= (epoch, 0) for position in positions):
+            return None
+        return pack(
+            [
+                [] if ended > epoch else drop(lane, step * self._batch_size if ended == epoch else 0)
+                for lane, (ended, step) in zip(self._lanes(epoch), positions, strict=True)
+            ]
+        )
+
+    def _lanes(self, epoch: int) -> list[Lane]:
+        """What was left of `epoch` at the start."""
+        return self._begun.get(epoch, self._fresh)
 
     def _load(self, state: dict[str, Any]) -> None:
         if state["examples"] != self._columns.examples:
@@ -115,12 +155,18 @@ class Reader:
             )
         # The rest of an epoch is defined by the permutation it began with.
         self._epoch, self._seed, self._shuffle = state["epoch"], state["seed"], state["shuffle"]
-        if state["lanes"] is not None:
-            lanes = unpack(state["lanes"])
-            self._lanes = lanes if len(lanes) == self._world_size else redeal(lanes, self._world_size)
+        self._first = self._epoch
+        carried, step_size = state.get("carried", (0, 0))
+        self.carried = carried if step_size == self._batch_size * self._world_size and not self._lockstep else 0
+        for epoch, left in enumerate([state["lanes"], *state.get("later", [])], self._epoch):
+            if left is not None:
+                lanes = unpack(left)
+                self._begun[epoch] = lanes if len(lanes) == self._world_size else redeal(lanes, self._world_size)
 
     def _steps(self, lanes: list[Lane]) -> int:
-        return max(-(-lane_size(lane) // self._batch_size) for lane in lanes)
+        """Batches of an epoch with `lanes`, on this rank."""
+        chosen = lanes if self._lockstep else [self._share(lanes, [])]
+        return max(-(-lane_size(lane) // self._batch_size) for lane in chosen)
 
     def __iter__(self) -> Iterator[Batch]:
         return ahead(self._cut(), self._prefetch, self._waited) if self._prefetch else inline(self._cut(), self._waited)
@@ -132,8 +178,8 @@ class Reader:
         """The epochs left and their lanes, from the position as trained."""
         if self._epoch >= self._epochs:
             return []
-        now = [drop(lane, self._step * self._batch_size) for lane in self._lanes]
-        return [(self._epoch, now), *((epoch, self._fresh) for epoch in range(self._epoch + 1, self._epochs))]
+        now = [drop(lane, self._step * self._batch_size) for lane in self._lanes(self._epoch)]
+        return [(self._epoch, now), *((epoch, self._lanes(epoch)) for epoch in range(self._epoch + 1, self._epochs))]
 
     def _decode(self, plan: list[tuple[int, list[Lane]]]) -> Generator[Window]:
         """This rank's windows of all epochs."""
@@ -160,7 +206,8 @@ class Reader:
                 sizes = [lane_size(lane) for lane in lanes]
                 for step in range(self._steps(lanes)):
                     here = [min(max(size - step * self._batch_size, 0), self._batch_size) for size in sizes]
-                    yield self._batches.make(source.take(self._share(here, 0)), sum(here))
+                    mine = self._share(here, 0)
+                    yield self._batches.make(source.take(mine), sum(here) if self._lockstep else mine)
 
 
 class _Source:

@@ -34,11 +34,17 @@ class StoreSettings:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where master rows live
     servers: int = 0  # the last ranks, which own all rows and compute nothing
     index: str = "array"  # array: all rows in memory | hash: those seen
+    own_pace: bool = False  # ranks do not step together (asp, ssp): no update is held back beyond its step
+
+    @property
+    def keeps(self) -> bool:
+        """Whether workers keep rows between steps."""
+        return parse_capacity(self.capacity).amount > 0
 
     @property
     def held_back(self) -> bool:
         """Whether workers keep rows, and updates, between steps."""
-        return parse_capacity(self.capacity).amount > 0
+        return self.keeps and not self.own_pace
 
     @property
     def directory(self) -> bool:
@@ -48,7 +54,7 @@ class StoreSettings:
     @property
     def overlapped(self) -> bool:
         """Whether the next batch's round runs while this one is computed."""
-        return self.prefetch
+        return self.prefetch and not self.own_pace
 
     @property
     def late_blocks(self) -> int:
@@ -66,7 +72,7 @@ def slot_costs(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: R
     return [
         store_capacity.slot_bytes(
             space.dim,
-            optimizer.state_width(space.dim) if held_back else 0,
+            optimizer.state_width(space.dim) if settings.keeps else 0,
             settings.policy,
             settings.index,
             held_back=held_back,

@@ -16,6 +16,7 @@ from hetrain.errors import ConfigError
 from hetrain.launch.rank_environment import RankEnvironment, check_room, cores, roles_of
 from hetrain.ranks import GPU_BACKEND, Ranks
 from hetrain.roles import Roles
+from hetrain.transport.rpc import stop as stop_rpc
 
 
 def no_cuda_device() -> ConfigError:
@@ -98,4 +99,5 @@ def process_group(
     try:
         yield Ranks(environment.rank, environment.world_size, dist.group.WORLD, servers), device
     finally:
+        stop_rpc()
         dist.destroy_process_group()

@@ -1,8 +1,10 @@
 """Bytes that a rank sends, by what they were sent for."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 CHANNELS = ("ids", "rows_pull", "rows_push", "clocks", "pooled_fwd", "pooled_bwd", "dense", "audit")
 
@@ -13,15 +15,21 @@ def _no_bytes() -> dict[str, int]:
 
 @dataclass
 class Traffic:
-    """Payload bytes this rank sent, each on exactly one channel: what it was sent for."""
+    """Payload bytes this rank sent, each on exactly one channel: what it was sent for. Several threads may count."""
 
     bytes: dict[str, int] = field(default_factory=_no_bytes)
     aside: dict[str, int] = field(default_factory=_no_bytes)  # by evaluation and checkpoints, not by training
     _looking: bool = False
+    _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, channel: str, nbytes: int) -> None:
         """Count `nbytes` on `channel`; KeyError for a channel that does not exist."""
-        (self.aside if self._looking else self.bytes)[channel] += nbytes
+        with self._lock:
+            (self.aside if self._looking else self.bytes)[channel] += nbytes
+
+    def only_aside(self) -> "Traffic":
+        """A counter that adds to `aside` whatever this one does: for answers to ranks that look."""
+        return Traffic(self.aside, self.aside, _lock=self._lock)
 
     @property
     def total(self) -> int:

@@ -18,11 +18,11 @@ LARGE = 1e4  # a dense value beyond this is named as the likely cause
 class Guard:
     """Sees every batch on its way to the engine and every loss on its way back."""
 
-    def __init__(self, rank: int, dense_names: tuple[str, ...], first_step: int = 0) -> None:
+    def __init__(self, rank: int, dense_names: tuple[str, ...]) -> None:
         self._rank, self._names = rank, dense_names
-        self._read = first_step
+        self._read = self._checked = 0
         self._recent: deque[tuple[int, Batch]] = deque(maxlen=KEPT)
-        self._late: tuple[int, Tensor, torch.cuda.Event] | None = None
+        self._late: tuple[int, int, Tensor, torch.cuda.Event] | None = None
 
     def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The same batches; the last few are kept to look for a culprit in."""
@@ -36,24 +36,26 @@ class Guard:
 
         On a GPU the loss of the step before is looked at, since asking for this one would wait for the device.
         """
+        self._checked += 1
         if out.loss.device.type != "cuda":
             if not math.isfinite(out.loss.item()):
-                raise TrainingError(self._explain(step))
+                raise TrainingError(self._explain(step, self._checked))
             return
         if self._late is not None:
-            late_step, loss, copied = self._late
+            late_step, number, loss, copied = self._late
             copied.synchronize()
             if not math.isfinite(loss.item()):
-                raise TrainingError(self._explain(late_step))
+                raise TrainingError(self._explain(late_step, number))
         host = torch.empty((), pin_memory=True)
         host.copy_(out.loss, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
-        self._late = (step, host, event)
+        self._late = (step, self._checked, host, event)
 
-    def _explain(self, step: int) -> str:
+    def _explain(self, step: int, number: int) -> str:
+        """`number`: of the batch, as this rank read it."""
         where = f"the loss of step {step} on rank {self._rank} is not finite"
-        batch = next((b for n, b in self._recent if n == step), None)
+        batch = next((b for n, b in self._recent if n == number), None)
         if batch is None or batch.dense.numel() == 0:
             return f"{where}. {_DIVERGED}"
         finite = torch.isfinite(batch.dense).all(0)

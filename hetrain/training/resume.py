@@ -46,6 +46,8 @@ def settled(resumed: Loaded, settings: Mapping[str, Any]) -> str:
     differ = "; ".join(f"{key}: {old} there, {new} now" for key, (old, new) in pairs.items() if key not in LENGTH)
     if not resumed.exact:
         how = "weights, optimizer state and data position are taken up, caches start empty and clocks at 0"
+    elif resumed.meta["layout"].get("own_pace"):
+        how = "weights, optimizer state and data position are taken up, caches start empty and worker clocks at 0"
     else:
         how = "caches, clocks and random numbers included" if differ else "bit for bit"
     return f"goes on from {resumed.path}: {how}" + (f". Not as it was: {differ}" if differ else "")

@@ -1,6 +1,7 @@
 """Ctrl-C, SIGTERM and a closed terminal (SIGHUP) end a run between two steps, the same two on every rank."""
 
 import signal
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -14,8 +15,9 @@ from hetrain.stop_signals import Handlers, catch, restore
 class StopSignal:
     """Catches the signals while open; a second one of a kind acts as it always does."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks, tell: Callable[[int], None] | None = None) -> None:
+        """`tell`: called with the number when a signal is caught, by its handler; where ranks do not ask each step."""
+        self._ranks, self._tell = ranks, tell
         self._mine = 0
         self._before: Handlers = {}
         self._flag = torch.zeros((), dtype=torch.int64)
@@ -33,6 +35,8 @@ class StopSignal:
     def _caught(self, number: int, frame: FrameType | None) -> None:
         self._mine = number
         signal.signal(number, self._before[signal.Signals(number)])
+        if self._tell is not None:
+            self._tell(number)
 
     def agreed(self) -> signal.Signals | None:
         """The signal that any rank had caught one call ago, the same on all ranks; None: none.

@@ -81,7 +81,8 @@ def _staleness_in_words(summary: Mapping[str, Any]) -> str:
     if bound is None or not (summary["cache"] or {}).get("capacity_rows"):
         return ""
     allowed = f"of {bound:g} allowed" if isinstance(bound, int | float) else "(no bound)"
-    return f", rows at most {summary['observed_staleness_max']:,} updates behind {allowed}"
+    unit = summary.get("staleness_unit", "updates")
+    return f", rows at most {summary['observed_staleness_max']:,} {unit} behind {allowed}"
 
 
 def _with_hit_rate(cache: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,13 @@ def test_a_run_ends_with_the_staleness_observed(bound, kept, words):
     assert line.endswith(words or "from the cache")
 
 
+def test_worker_clocks_are_told_in_steps():
+    cache = {"hit_rate": 0.5, "capacity_rows": 5}
+    numbers = {"steps": 1, "examples": 2, "examples_per_s": 3.0, "bytes": {"total": 4}, "cache": cache}
+    about = {"staleness": 4, "staleness_unit": "steps", "observed_staleness_max": 3}
+    assert summary.in_words({**numbers, **about}).endswith(", rows at most 3 steps behind of 4 allowed")
+
+
 def test_a_signal_is_caught_once_and_handlers_come_back():
     inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)

@@ -1,0 +1,386 @@
+"""Training where every rank steps at its own pace: `asp` and `ssp`, on workers, owners and ranks that are both."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from hetrain.data.batch import Batch
+from hetrain.engine import EngineState, Origin, StepOutput
+from hetrain.engine.async_settings import async_layout
+from hetrain.engine.flat_dense import FlatDense
+from hetrain.engine.loss import loss_share
+from hetrain.engine.own_pace import OwnPace
+from hetrain.engine.owned_tables import owned_tables, owns, seen_rows, take_up_rows
+from hetrain.engine.owner_part import OwnerPart, read_dense
+from hetrain.engine.store_memory import StoreMemory, peak_rss
+from hetrain.engine.store_settings import StoreSettings, kept_rows
+from hetrain.optim import RowOptimizer, Schedule
+from hetrain.planner.plan import Plan
+from hetrain.pulled_bags import Look, PulledBags, PulledGroup
+from hetrain.store.ask import NO_GATE, Answer, Ask
+from hetrain.store.clocked_copies import ClockedCopies, Counters
+from hetrain.store.space import Placement, row_spaces
+from hetrain.tables import Table
+from hetrain.telemetry import Traffic
+from hetrain.transport.asking import LOOK, Asking
+from hetrain.transport.rpc import LAST_WORD_S, RpcTransport
+
+
+class AsyncEngine:
+    """Implements Engine (hetrain/engine/__init__.py). Its `accord` says when ranks meet; only then may a rank look.
+
+    A step is one trip: an Ask to every owner with the gradients of the last step and the wishes of this one, then
+    forward and backward. The gradients wait for the next Ask.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[nn.Module], nn.Module],
+        tables: Sequence[Table],
+        plan: Plan,
+        row_optimizer: RowOptimizer,
+        dense_optimizer: Callable[[Iterable[Parameter]], Optimizer],
+        schedule: Schedule,
+        device: torch.device,
+        seed: int,
+        traffic: Traffic,
+        settings: StoreSettings,
+        mode: str,
+        group: dist.ProcessGroup | None = None,
+        memory: StoreMemory | None = None,
+    ) -> None:
+        """Every rank passes the same, but `device`. `group`: of all ranks; None for the default one. Collective.
+
+        `mode`: asp (nobody waits; settings.capacity must be 0) or ssp. `memory`: the prediction, for the summary.
+
+        Raises ConfigError for a cache capacity that cannot be, and for dense parameters that are not float32.
+        """
+        self._settings, self._schedule, self._row_optimizer = settings, schedule, row_optimizer
+        self._device, self._traffic, self._gated = device, traffic, mode == "ssp"
+        self._transport = RpcTransport(settings.timeout_s, group=group, servers=settings.servers)
+        roles, rank = self._transport.roles, self._transport.rank
+        self._owners = list(roles.owners)
+        spaces = row_spaces(tables)
+        placements = [Placement(space, plan, self._transport.world_size) for space in spaces]
+        capacities = kept_rows(settings, spaces, row_optimizer)
+        self._groups = self._pulled_groups(placements, capacities, seed) if roles.computes(rank) else []
+        self._bags = PulledBags(self._groups, self._owners)
+        torch.manual_seed(seed)
+        self._network = make_model(self._bags).to(device)
+        self._dense = FlatDense(self._network, dense_optimizer, len(self._owners), device)
+        self._part: OwnerPart | None = None
+        if roles.owns(rank):
+            self._part = OwnerPart(
+                placements,
+                rank,
+                row_optimizer,
+                dense_optimizer,
+                self._own_dense(),
+                self._factor,
+                settings,
+                roles,
+                seed,
+                copies=any(capacities),
+            )
+            self._part.answer(self._transport)
+        widths = [(space.dim, row_optimizer.state_width(space.dim) if any(capacities) else 0) for space in spaces]
+        service = None if self._part is None else self._part.service
+        self._asking = Asking(self._transport, service, widths, traffic)
+        self.accord = OwnPace(
+            self._transport,
+            None if service is None else service.meetings,
+            None if service is None else service.lock,
+            settings.batch_size,
+            group,
+        )
+        self._origin = Origin(seed, row_optimizer.name, tables)
+        self._layout = async_layout(mode, settings, capacities, self._transport.world_size, self._origin, plan)
+        self._hashed = settings.index == "hash"  # memory, and checkpoints, hold the rows seen
+        self.memory = memory
+        self._clock = 0  # steps this worker has trained in this sitting
+        self._batch: Batch | None = None  # begun, not yet granted
+        self._staged = 0  # examples behind the gradients that wait to be pushed
+        self._asked = 0  # Asks sent
+        self._counted = 0  # examples of all ranks that earlier StepOutputs told
+        self._ended = self._looking = False
+        self._transport.open()
+
+    def _pulled_groups(
+        self, placements: Sequence[Placement], capacities: Sequence[int], seed: int
+    ) -> list[PulledGroup]:
+        """What this worker reads rows through, per embedding dim."""
+        settings, groups = self._settings, []
+        for placement, capacity in zip(placements, capacities, strict=True):
+            space = placement.space
+            copies = ClockedCopies(
+                space,
+                capacity,
+                min(space.rows, settings.batch_size * len(space.feature_offsets)),
+                settings.staleness,
+                self._row_optimizer,
+                seed=seed,
+                policy=settings.policy,
+                index=settings.index,
+                audit=settings.audit_every > 0,
+            )
+            groups.append(PulledGroup(placement, copies, self._row_optimizer, self._device))
+        return groups
+
+    def _own_dense(self) -> Tensor:
+        """This owner's slice of the dense parameters as the network has them: [P] on the host."""
+        return self._dense.value[slice(*self._dense.bounds[self._owners.index(self._transport.rank)])].cpu()
+
+    def _factor(self, pushed: int) -> float:
+        """Of the learning rates, once the gradients of `pushed` examples were applied in this sitting."""
+        return self._schedule.factor(self.accord.step_of(pushed))
+
+    # -- training ---------------------------------------------------------------------------------
+
+    def step(self, batches: Iterator[Batch]) -> StepOutput | None:
+        """Push, pull, forward, backward. None: nothing left to do, or nothing until ranks have met."""
+        if not self._groups:  # a server
+            return None
+        waited = self._asking.waited_s
+        if self._batch is None and not self._ended:
+            self._batch = next((batch for batch in batches if batch.size), None)
+            if self._batch is not None:
+                self._bags.begin(self._batch.sparse, self._clock)
+        if self._batch is None:
+            self._end()
+            return None
+        rate = self._pull(self._batch)
+        if rate is None:
+            return None
+        batch, self._batch = self._batch.to(self._device), None
+        share, total, logits = self._forward(batch)
+        self._dense.gradient.zero_()
+        share.backward()
+        self._bags.stage(rate)
+        self._staged = batch.size
+        self._clock += 1
+        return self._output(batch, logits, total, self._asking.waited_s - waited)
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss to run backward on, the sum of example losses and logits [B], both detached.
+
+        Every worker's gradient is that of the mean over its own batch, over the number of workers.
+        """
+        logits = self._network(batch.dense, batch.sparse)
+        size = batch.size * self._transport.roles.workers
+        share, total = loss_share(logits, batch.labels, batch.weights, max(size, 1))
+        return share, total, logits.detach()
+
+    def _output(self, batch: Batch, logits: Tensor, total: Tensor, waited_s: float) -> StepOutput:
+        labels = batch.labels
+        if batch.weights is not None:
+            kept = batch.weights > 0
+            logits, labels = logits[kept], labels[kept]
+        others, self._counted = self.accord.begun - self._counted, self.accord.begun
+        return StepOutput(total, logits, labels, len(labels), others, waited_s)
+
+    def _pull(self, batch: Batch) -> float | None:
+        """One trip to every owner; the learning rate of rows in this step, or None where ranks meet first."""
+        gate = max(self._clock - int(self._settings.staleness), 0) if self._waits else NO_GATE
+        answers = self._ask(begin=batch.size, gate=gate)
+        if answers is None:
+            return None
+        self._take_dense(answers)
+        self._bags.admit(answers)
+        return self._row_optimizer.lr * self._factor(answers[0].pushed)
+
+    @property
+    def _waits(self) -> bool:
+        return self._gated and self._settings.staleness != float("inf")
+
+    def _take_dense(self, answers: Sequence[Answer]) -> None:
+        for (first, last), answer in zip(self._dense.bounds, answers, strict=True):
+            self._dense.value[first:last].copy_(answer.dense)
+
+    def _ask(self, begin: int = 0, gate: int = NO_GATE, *, ended: bool = False) -> list[Answer] | None:
+        """Push what waits and ask for what the batch begun needs; None: turned back, what waited is pushed."""
+        audit = self._settings.audit_every > 0 and self._clock % self._settings.audit_every == 0
+        gradient = self._dense.gradient.cpu() if self._staged else torch.empty(0)
+        self._asked += 1
+        asks = []
+        for owner, bounds in zip(self._owners, self._dense.bounds, strict=True):
+            ask = Ask(
+                worker=self._transport.rank,
+                clock=self._clock,
+                pushed=self._staged,
+                begin=begin,
+                gate=gate,
+                ended=ended,
+                dense_wanted=begin > 0,
+                dense=gradient[slice(*bounds)],
+                rows=self._bags.asked(owner, reads=begin > 0, audit=audit),
+                number=self._asked,
+            )
+            asks.append((owner, ask))
+        pending = self._asking.send(asks)
+        self._bags.pushed()
+        self._staged = 0
+        return self._receive(pending)
+
+    def _receive(self, pending: list[Any]) -> list[Answer] | None:
+        """The answers; the first is of the owner that keeps the count, and the others need not come if it refuses."""
+        first = self._asking.receive(pending[0], self._whom(pending[0].peer))
+        self.accord.begun = max(self.accord.begun, first.begun)
+        if not first.granted:
+            for other in pending[1:]:
+                if not other.there:
+                    self._transport.call(other.peer, "withdraw", torch.tensor([self._transport.rank, self._asked]))
+        answers = [first, *(self._asking.receive(p, self._whom(p.peer)) for p in pending[1:])]
+        return answers if first.granted else None
+
+    def _whom(self, owner: int) -> Callable[[], str]:
+        """Whom an owner that does not answer waits for: a worker that is too far behind, or nobody."""
+
+        def ask() -> str:
+            roles = self._transport.roles
+            pending = self._transport.call(owner, "clocks", torch.empty(0))
+            if not pending.wait(LAST_WORD_S):
+                return roles.name(owner)
+            clocks = pending.value().tolist()
+            behind = [
+                w for w, clock in enumerate(clocks) if self._gated and clock + self._settings.staleness < self._clock
+            ]
+            if not behind:
+                return roles.name(owner)
+            names = " and ".join(f"{roles.name(w)} (at step {clocks[w]})" for w in behind)
+            return f"{names}, behind this rank's step {self._clock} by more than consistency.staleness"
+
+        return ask
+
+    def _end(self) -> None:
+        """Push the last gradients; nobody waits for this worker any more."""
+        if not self._ended:
+            self._ended = True
+            self._ask(ended=True)
+
+    def _flush(self) -> None:
+        """Push gradients that wait."""
+        if self._staged:
+            self._ask()
+
+    def finish(self) -> None:
+        """Nothing is held back for longer than a step."""
+        self._flush()
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """While open, `predict` sees every push. Collective: no rank trains again before all have looked."""
+        if self._looking:
+            yield
+            return
+        self._flush()
+        self._looking = True
+        try:
+            with self._traffic.set_aside():
+                self._look_at_dense()
+                self._network.eval()
+                yield
+                self._transport.barrier()
+        finally:
+            self._network.train()
+            self._looking = False
+
+    def _look_at_dense(self) -> list[dict[str, Tensor]]:
+        """Fresh dense values into the network; the shards' optimizer state."""
+        values, states = read_dense(self._transport, self._owners)
+        with torch.no_grad():
+            for (first, last), value in zip(self._dense.bounds, values, strict=True):
+                self._dense.value[first:last].copy_(value)
+        return states
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Logits [B] on the owners' rows; changes nothing. On a server none, [0]."""
+        if not self._groups:
+            return torch.empty(0)
+        with self.evaluating(), torch.no_grad():
+            looks = [Look(group, batch.sparse) for group in self._groups]
+            asks = [(owner, self._look(owner, looks)) for owner in self._owners]
+            pending = self._asking.send(asks, LOOK)
+            answers = [self._asking.receive(p, call=LOOK) for p in pending]
+            batch = batch.to(self._device)
+            with self._bags.looking(looks, answers, self._device):
+                logits: Tensor = self._network(batch.dense, batch.sparse)
+            return logits
+
+    def _look(self, owner: int, looks: Sequence[Look]) -> Ask:
+        rows = [look.asked(owner) for look in looks]
+        return Ask(
+            self._transport.rank, self._clock, 0, 0, NO_GATE, False, False, torch.empty(0), rows, self._asked + 1
+        )
+
+    @contextmanager
+    def snapshot(self) -> Iterator[EngineState]:
+        """State to save from, or to load into in place."""
+        with self.evaluating():
+            owned = [] if self._part is None else self._part.rows
+            yield EngineState(
+                step=self.accord.step,
+                dense={name: value.detach() for name, value in _named(self._network)},
+                dense_optimizer=self._dense.whole(self._look_at_dense()),
+                tables={} if self._hashed else owned_tables(owned),
+                replicated=frozenset(),
+                private={"age_max": self._age_max(), "counters": [asdict(g.copies.counters) for g in self._groups]},
+                layout=self._layout,
+                origin=self._origin,
+                seen=seen_rows(owned) if self._hashed else None,
+                owns=partial(owns, owned),
+            )
+
+    def restore(self, state: EngineState, private: dict[str, Any] | None) -> None:
+        """Take up tables and dense part loaded in place; no copies, and worker clocks from 0."""
+        owned = [] if self._part is None else self._part.rows
+        if self._hashed:
+            take_up_rows(owned, state, None)
+        if self._part is not None:
+            place = self._owners.index(self._transport.rank)
+            self._part.restart(self._own_dense(), self._dense.part(state.dense_optimizer, place))
+        self.accord.restart(state.step)
+        self._bags.clear()
+        self._clock = self._staged = self._counted = 0
+        self._batch, self._ended = None, False
+        if private is not None:
+            for group, counters in zip(self._groups, private["counters"], strict=True):
+                group.copies.counters = Counters(**counters)
+                group.copies.age_max = private["age_max"]
+        self._transport.barrier()
+
+    def _age_max(self) -> int:
+        return max((group.copies.age_max for group in self._groups), default=0)
+
+    def report(self) -> dict[str, Any]:
+        """Cache counters of this rank, the staleness it saw, and as an owner the updates that pushes had missed."""
+        found = self._part.report() if self._part is not None else {}
+        counters = [asdict(group.copies.counters) for group in self._groups]
+        cache = {name: sum(c[name] for c in counters) for name in counters[0]} if counters else None
+        kept = sum(group.copies.capacity_rows for group in self._groups)
+        return {
+            "cache": cache and {"capacity_rows": kept, **cache},
+            "observed_staleness_max": self._age_max() if self._gated else found.get("missed_pushes_max"),
+            "missed_updates_max": found.get("missed_updates_max") if self._settings.audit_every else None,
+            "lead_max": found.get("lead_max"),
+            "first_end": found.get("first_end"),
+            "memory": {
+                "predicted": None if self.memory is None else self.memory.as_dict(),
+                "worker_rss_max": peak_rss(),
+                "owner_rows_max": found.get("owner_rows_max"),
+            },
+        }
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
