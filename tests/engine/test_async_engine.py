@@ -7,7 +7,8 @@ import torch
 from hetrain.config import ScheduleConfig
 from hetrain.errors import ConfigError
 from tests.engine.async_cases import make_async
-from tests.engine.store_cases import PlainTorch, batches, tables_of, train
+from tests.engine.held import tables_of
+from tests.engine.store_cases import PlainTorch, batches, train
 
 MODES = [("asp", 0), ("ssp", 0), ("ssp", 0.3), ("ssp", 1.0)]
 

@@ -12,8 +12,9 @@ from hetrain.errors import LostPeerError, SilentPeerError
 from hetrain.store.worker_clocks import WorkerClocks
 from hetrain.telemetry import Traffic
 from tests.engine.async_cases import make_async
-from tests.engine.server_cases import whole_tables
-from tests.engine.store_cases import PlainBags, batches, make_tables, tables_of, train
+from tests.engine.held import tables_of, whole_tables
+from tests.engine.plain_bags import PlainBags
+from tests.engine.store_cases import SEED, batches, make_tables, train
 from tests.ranks import run_ranks
 
 STEADY = ScheduleConfig()
@@ -59,7 +60,7 @@ def test_nothing_pushed_is_lost(mode, world_size, servers):
     """With SGD an owner's rows at the end are its rows at the start less the rate times all gradients pushed to it."""
     ranks = run_ranks(world_size, all_pushed, mode, servers, 0.003)
     tables = make_tables((8, 4, 8))
-    expected = [bag.weight.detach().double().numpy().copy() for bag in PlainBags(tables).bags]
+    expected = [weight.detach().double().numpy().copy() for weight in PlainBags(tables, SEED).weights]
     groups = [[(0, 0), (2, 50)], [(1, 0)]]  # (table, first global row) by embedding dim
     owners = range(world_size - servers if servers else 0, world_size)
     dense = dict.fromkeys(owners, 0.0)
