@@ -1,7 +1,7 @@
 """W workers' caches and all owners in one process; an exchange is a call."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -163,11 +163,13 @@ class Loopback:
             plan.leave_late(late)
         return flags
 
-    def fetch(self, plans):
-        """The round in which `plans` are read, without its late leg: the replies by worker."""
-        return self._exchange(
-            [plan.request for plan in plans], Part.WHOLE, self.setup.blocks if self.setup.late else 1
-        )[1]
+    def requests(self, plans):
+        """What goes out for `plans`, by worker: taken before `announce`, which leaves the late rows out of them."""
+        return [replace(plan.request) for plan in plans]
+
+    def fetch(self, requests):
+        """A round without its late leg: what was sent, by worker, and the replies."""
+        return self._exchange(requests, Part.WHOLE, self.setup.blocks if self.setup.late else 1)
 
     def admit(self, plans, replies):
         for cache, plan, reply in zip(self.caches, plans, replies, strict=True):
@@ -179,16 +181,17 @@ class Loopback:
         return [cache.begin_late(*of_worker) for cache, *of_worker in zip(self.caches, plans, hot, strict=True)]
 
     def fetch_late(self, asked):
-        """The late leg: the replies by worker."""
-        return self._exchange([a.request for a in asked], Part.LATE, self.setup.blocks)[1]
+        """The late leg: what was sent, by worker, and the replies."""
+        return self._exchange([a.request for a in asked], Part.LATE, self.setup.blocks)
 
     def arrive(self, plans):
         """Everything that follows the commit of the batch before `plans`, which were begun during it."""
+        requests = self.requests(plans)
         announced = self.announce(plans) if self.announces else None
         asked = self.begin_late(plans, announced) if self.setup.late else None
-        self.admit(plans, self.fetch(plans))
+        self.admit(plans, self.fetch(requests)[1])
         if asked:
-            self.admit(asked, self.fetch_late(asked))
+            self.admit(asked, self.fetch_late(asked)[1])
 
     def read(self, batches):
         """One round, nothing being in flight; the plans by worker, admitted, and the requests sent [worker][owner]."""
@@ -196,10 +199,11 @@ class Loopback:
             owner.forget_flight()
         self.announced = []
         plans = self.begin(batches)
+        requests = self.requests(plans)
         if self.announces:
             self.announce(plans)
-        sent = [split(plan.request, self.placement).requests[0] for plan in plans]
-        self.admit(plans, self.fetch(plans))
+        sent = [split(request, self.placement).requests[0] for request in requests]
+        self.admit(plans, self.fetch(requests)[1])
         return plans, sent
 
     def write(self, plans, gradients):

@@ -105,10 +105,12 @@ class Plan:
     own_invalid: list = field(default_factory=list)
     noticed: list = field(default_factory=list)
     silent: int = 0  # held rows about which nothing is said
+    late: list = field(default_factory=list)  # rows that wait for the batch in flight
 
 
 class Worker:
-    def __init__(self, rank, capacity, policy, staleness, optimizer, directory):
+    def __init__(self, rank, capacity, policy, staleness, optimizer, directory, late_leg):
+        self.late_leg = late_leg
         self.rank, self.capacity, self.policy, self.optimizer = rank, capacity, policy, optimizer
         self.bound, self.directory = staleness_bound(staleness), directory
         self.checks_all = not directory and math.isfinite(staleness)
@@ -118,8 +120,11 @@ class Worker:
         self.victims = []  # of the last commit
         self.current = None  # the plan that was admitted and not yet committed
         self.next = None  # the plan that has begun and is not yet admitted
+        self.late = None  # the late leg of it
+        self.hot = set()  # rows of the batch in flight that somebody reads next (capacity 0)
         self.counters = dict.fromkeys(("hits", "misses", "invalid", "own_invalid", "evictions"), 0)
-        self.seen = dict.fromkeys(("noticed", "doubted", "early", "early_in_flight", "spared", "ignored"), 0)
+        turns = ("noticed", "doubted", "early", "early_in_flight", "spared", "ignored", "late", "cold")
+        self.seen = dict.fromkeys(turns, 0)
 
     def push_of(self, row):
         copy = self.copies[row]
@@ -142,11 +147,36 @@ class Worker:
         plan = self.next = Plan(last, sorted(last, key=last.get), Message(pushes=self.staged))
         self.staged = []
         for row in plan.reading:
-            if row in self.copies:
+            if self.late_leg and self.capacity > 0 and self.in_flight(row):
+                plan.late.append(row)
+            elif self.capacity > 0 and row in self.copies:
                 self.ask(plan, row)
             else:
                 plan.missing.append(row)
         plan.message.fetches = plan.missing + plan.own_invalid + plan.noticed
+        return plan.message
+
+    def announced(self, late, hot):
+        """Capacity 0: which rows begun have to wait, and which of the batch in flight anybody reads next."""
+        plan = self.next
+        plan.late = [row for row in plan.missing if row in late]
+        plan.missing = [row for row in plan.missing if row not in late]
+        self.hot = hot
+
+    def begin_late(self):
+        """After the commit of the batch in flight: the message about the rows that waited for it."""
+        late, plan = self.next.late, Plan({}, [], Message())
+        self.late = plan
+        if self.capacity == 0:
+            plan.message.pushes = [push for push in self.staged if push.row in self.hot]
+            self.staged = [push for push in self.staged if push.row not in self.hot]
+            plan.missing = late
+            self.seen["cold"] += len(self.staged)
+        else:
+            for row in late:
+                self.ask(plan, row)
+        plan.message.fetches = plan.missing + plan.own_invalid + plan.noticed
+        self.seen["late"] += len(late)
         return plan.message
 
     def ask(self, plan, row):
@@ -174,6 +204,13 @@ class Worker:
     def admit(self, answer):
         """Read(K), second half."""
         plan, self.current, self.next = self.next, self.next, None
+        self.take_up(plan, answer)
+
+    def admit_late(self, answer):
+        plan, self.late = self.late, None
+        self.take_up(plan, answer)
+
+    def take_up(self, plan, answer):
         for row in plan.missing:
             m = answer.fetched[row]
             self.copies[row] = Copy(m.value, m.state, m.value, m.state, m.clock, m.clock, m.updates)
@@ -250,14 +287,31 @@ class Reference:
         self.holders = {row: {} for row in self.masters}  # worker: L
         self.all_updates = {row: set() for row in self.masters}
         self.missed = 0
+        self.flight = [[] for _ in workers]  # the rows that each announced last (capacity 0, with late legs)
 
     def begin(self, batches):
         """The messages by worker."""
         return [worker.begin(batch) for worker, batch in zip(self.workers, batches, strict=True)]
 
-    def serve(self, messages):
-        """One round at the owners; the answers by worker."""
-        self.before = dict(self.masters)
+    def announce(self):
+        """Capacity 0: what has to wait. By worker whether each row begun is late, each row in flight hot."""
+        begun = [worker.next.reading for worker in self.workers]
+        flying, read = (set().union(*batches) for batches in (self.flight, begun))
+        late = [[row in flying for row in batch] for batch in begun]
+        hot = [[row in read for row in batch] for batch in self.flight]
+        for worker, in_flight in zip(self.workers, self.flight, strict=True):
+            worker.announced(flying, read & set(in_flight))
+        self.flight = begun
+        return late, hot
+
+    def begin_late(self):
+        """The messages of the late leg by worker."""
+        return [worker.begin_late() for worker in self.workers]
+
+    def serve(self, messages, late_leg=False):
+        """One round, or its late leg, at the owners; the answers by worker."""
+        if not late_leg:  # what a read is promised is about the clocks before both legs
+            self.before = dict(self.masters)
         answers = [Answer() for _ in self.workers]
         for message, answer in zip(messages, answers, strict=True):
             broken = [r for r, c in message.checks if breaks_others_bound(self.masters[r].clock, c, self.bound)]
@@ -267,7 +321,8 @@ class Reference:
             answer.fetched = {row: self.masters[row] for row in message.fetches}
             answer.invalid = {row: self.masters[row] for row in answer.invalid}
             for row, master in answer.fetched.items():  # neither what the worker can make, nor what it has
-                answer.sent[row] = master.touched and master.updates != message.again.get(row)
+                waits = not late_leg and not self.held_back and row in self.workers[rank].next.late
+                answer.sent[row] = master.touched and master.updates != message.again.get(row) and not waits
             if self.directory:
                 reported = {row: c for row, c in message.checks if row not in answer.invalid}
                 given = {row: master.clock for row, master in (answer.fetched | answer.invalid).items()}
@@ -315,9 +370,17 @@ class Reference:
             self.masters[row] = replace(master, value=value, state=state)
 
     def admit(self, answers):
-        """The answers arrive; then every worker reads its batch."""
+        """The answers arrive."""
         for worker, answer in zip(self.workers, answers, strict=True):
             worker.admit(answer)
+
+    def admit_late(self, answers):
+        """Those of the late leg."""
+        for worker, answer in zip(self.workers, answers, strict=True):
+            worker.admit_late(answer)
+
+    def read(self):
+        """Every worker reads its batch, all of whose rows have arrived."""
         for worker in self.workers:
             for row in worker.current.reading:
                 self.assert_bounds(worker.copies[row], row)
@@ -331,6 +394,8 @@ class Reference:
         assert before.clock <= copy.c_c + self.bound
         known = copy.base_updates | set(copy.pending)
         self.missed = max(self.missed, len(self.all_updates[row] - known))
+        if not self.held_back:  # the empty cache reads what one table would hold
+            assert known == self.all_updates[row]
         if self.clock_rule == "sum":  # then a clock is the number of updates, and the promise is about those
             assert len(before.updates - known) <= self.bound + len(copy.pending)
 

@@ -40,13 +40,12 @@ def traces(draw, **fixed):
         optimizer=draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad"])),
         directory=draw(st.booleans()),
         prefetch=draw(st.booleans()),
+        blocks=draw(st.integers(1, 3)),
         audit=draw(st.booleans()),
         index=draw(st.sampled_from(["array", "hash"])),
         seed=draw(st.integers(0, 10_000)),
     )
     setup = dataclasses.replace(setup, **fixed)
-    if setup.capacity == 0 or setup.staleness < 1:
-        setup = dataclasses.replace(setup, prefetch=False)
     hot = st.one_of(st.integers(0, rows - 1), st.integers(0, min(2, rows - 1)))
     batch = st.lists(hot, max_size=10)
     steps = draw(st.lists(st.tuples(*[batch] * world), min_size=1, max_size=14))
@@ -57,7 +56,7 @@ def traces(draw, **fixed):
 def reference_of(setup, store):
     optimizer = Optimizer(setup.optimizer, setup.lr, setup.eps)
     workers = [
-        Worker(rank, setup.capacity, setup.policy, setup.staleness, optimizer, setup.notices)
+        Worker(rank, setup.capacity, setup.policy, setup.staleness, optimizer, setup.notices, setup.late)
         for rank in range(setup.world)
     ]
     return Reference(store.initial().numpy(), store.optimizer.state_width(setup.dim), workers, setup.clock, optimizer)
@@ -88,11 +87,16 @@ def compare_request(setup, request, message, mine):
 
 def compare_messages(store, sent, messages):
     owner_of = store.placement.owner_of(torch.arange(store.space.rows)).tolist()
-    for to_owners, message in zip(sent, messages, strict=True):
-        for rank, request in enumerate(to_owners):
-            compare_request(
-                store.setup, request, message, lambda rows, rank=rank: [r for r in sorted(rows) if owner_of[r] == rank]
-            )
+    for routed, message in zip(sent, messages, strict=True):
+        blocks = len(routed.requests)
+        assert blocks == (store.setup.blocks if store.setup.late else 1)
+        for block, to_owners in enumerate(routed.requests):
+            for rank, request in enumerate(to_owners):
+
+                def mine(rows, part=(rank, block), blocks=blocks):
+                    return [row for row in sorted(rows) if (owner_of[row], row % blocks) == part]
+
+                compare_request(store.setup, request, message, mine)
 
 
 def compare_rows(setup, masters, value, state, clock, applied):
@@ -185,16 +189,39 @@ class Both:
             assert plan.rows.tolist() == worker.next.reading
             rows_of_slots = dict(zip(plan.touched.tolist(), plan.rows.tolist(), strict=True))
             assert [rows_of_slots[slot] for slot in plan.slots.tolist()] == list(batch)
+        self.requests = self.store.requests(self.next)
+        self.announced = self.announce() if self.store.announces else None
 
-    def admit(self):
-        """Exchange only now: what a request carries is what was asked at its begin."""
-        replies, sent = self.store.exchange([plan.request for plan in self.next])
-        answers = self.reference.serve(self.messages)
-        compare_messages(self.store, sent, self.messages)
-        compare_replies(self.store, replies, answers, self.messages)
+    def announce(self):
+        """Which rows are late and which hot, as the store says."""
+        flags, (late, hot) = self.store.announce(self.next), self.reference.announce()
+        assert [of_worker.tolist() for of_worker, _ in flags] == late
+        assert [of_worker.tolist() for _, of_worker in flags] == hot
+        return flags
+
+    def compare_leg(self, exchanged, answers, messages):
+        """What was sent, what came back, and what the owners hold after it."""
+        sent, replies = exchanged
+        compare_messages(self.store, sent, messages)
+        compare_replies(self.store, replies, answers, messages)
         compare_owners(self.store, self.reference)
+        return replies
+
+    def admit(self, ahead=False):
+        """Exchange only now: what a request carries is what was asked at its begin."""
+        with_late = ahead and self.setup.late
+        if with_late:  # asked for before the first leg arrives
+            asked, late = self.store.begin_late(self.next, self.announced), self.reference.begin_late()
+        answers = self.reference.serve(self.messages)
+        replies = self.compare_leg(self.store.fetch(self.requests), answers, self.messages)
         self.store.admit(self.next, replies)
         self.reference.admit(answers)
+        if with_late:
+            answers = self.reference.serve(late, late_leg=True)
+            replies = self.compare_leg(self.store.fetch_late(asked), answers, late)
+            self.store.admit(asked, replies)
+            self.reference.admit_late(answers)
+        self.reference.read()
         self.plans = self.next
         compare_workers(self.store, self.reference)
         if self.setup.capacity:
@@ -225,11 +252,12 @@ class Both:
             if following is not None and not self.setup.prefetch:
                 self.begin(following)
             if following is not None:
-                self.admit()
+                self.admit(ahead=self.setup.prefetch)
 
     def end(self):
         observed = [side.observed_staleness_max for side in (*self.store.caches, *self.store.owners)]
-        assert max(observed) <= self.setup.staleness
+        assert max(observed) <= (self.setup.staleness if self.setup.capacity else 0)
+        assert self.setup.capacity or self.missed == 0
         initial = self.store.initial().double()
         self.store.flush()
         self.reference.flush()

@@ -255,3 +255,35 @@ def test_optimizer_that_does_not_add_up_is_refused_when_held_back():
     Owner(*arguments, seed=1, device=CPU, held_back=False)
     with pytest.raises(ConfigError, match="rowwise_adagrad"):
         Owner(*arguments, seed=1, device=CPU, held_back=True)
+
+
+def trained_table(steps, **fields):
+    """All rows, their state and the counters after training on `steps`."""
+    setup = Setup(world=3, tables=(ROWS,), batch_rows=ROWS, **fields)
+    store = Loopback(setup)
+    train(store, steps)
+    store.flush()
+    return store.table(), store.table("state"), [vars(cache.counters) for cache in store.caches]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_empty_cache_read_ahead_is_the_one_that_is_not(optimizer, blocks):
+    steps = list(batches_of(Setup(world=3, tables=(ROWS,)), 25))
+    value, state, counters = trained_table(steps, capacity=0, optimizer=optimizer)
+    ahead = trained_table(steps, capacity=0, optimizer=optimizer, prefetch=True, blocks=blocks)
+    assert torch.equal(ahead[0], value)
+    assert torch.equal(ahead[1], state)
+    assert ahead[2] == counters
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("blocks", [2, 3])
+def test_blocks_change_nothing_without_staleness(optimizer, blocks):
+    steps = list(batches_of(Setup(world=3, tables=(ROWS,)), 25))
+    fields = {"capacity": 8, "staleness": 0, "optimizer": optimizer, "prefetch": True}
+    value, state, counters = trained_table(steps, **fields)
+    cut = trained_table(steps, **fields, blocks=blocks)
+    assert torch.equal(cut[0], value)
+    assert torch.equal(cut[1], state)
+    assert cut[2] == counters
