@@ -22,7 +22,8 @@ from cells import cell_parser
 from lab import HET_MODES, file_name, papers_model, run_lab_cell
 from quiet import machine_busy_s
 
-MODES = dict(reversed(HET_MODES.items()))
+LATE = {f"{mode}, late leg": [*HET_MODES[mode], "consistency.late_leg=true"] for mode in ("s=0", "empty cache")}
+MODES = dict(reversed(HET_MODES.items())) | LATE
 PEER_MODES = {"s=100": MODES["s=100"], "empty cache": MODES["empty cache"], "bsp": ["consistency=bsp"]}
 MBIT_PER_WORKER = 125
 BATCH, DIM = 128, 128

@@ -257,6 +257,7 @@ def _store_settings(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Any:
         staleness=mode.staleness,
         validation="clock" if mode.validation == "clock" else "directory",
         prefetch=mode.prefetch,
+        late_leg=mode.late_leg,
         clock="sum" if mode.clock == "sum" else "max",
         audit_every=cfg.telemetry.audit_every,
         timeout_s=cfg.launch.timeout_s,

@@ -44,6 +44,9 @@ def test_prefetch(tmp_path: Path) -> None:
     assert not overlapped(tmp_path / "3", consistency__staleness=0)
     assert not overlapped(tmp_path / "4", consistency__cache__capacity=0)
     assert not overlapped(tmp_path / "5", consistency__cache__capacity="0MB")
+    assert overlapped(tmp_path / "6", consistency__staleness=0, consistency__late_leg=True)
+    assert overlapped(tmp_path / "7", consistency__cache__capacity=0, consistency__late_leg=True)
+    assert not overlapped(tmp_path / "8", consistency__late_leg=True, consistency__prefetch=False)
 
 
 @pytest.mark.parametrize(("capacity", "rows"), [(0, 0), (0.5, ROWS // 2), (1, ROWS), (77, 77), ("0.25", ROWS // 4)])

@@ -57,7 +57,7 @@ most used keys
   consistency.cache.capacity=0.1 rows kept per worker: a share (1: all), a number above 1, memory (512MiB); 0: none,
                                  which equals bsp; consistency.cache.policy=lru|lfu|light_lfu says which
   consistency.validation=directory  owners say which copies are too old; clock: workers send the clocks of their hits
-  consistency.prefetch=true      the next batch's rows travel while this one is computed
+  consistency.prefetch=true      the next batch's rows travel while this one is computed (a cache, staleness >= 1)
   store.index=array              all rows in memory; hash: those seen, for tables far larger than memory (het)
   model.embedding_dim=16         width of a row, a multiple of 4
   launch.nproc=2                 processes on this machine; null: one per GPU, else 2

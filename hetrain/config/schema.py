@@ -109,7 +109,8 @@ class ConsistencyConfig:
     staleness: float = 100  # updates (het), steps (ssp); inf: no bound; 0 is not bsp, an empty cache is
     clock: str = "max"  # max (the paper) | sum (a count of updates)
     validation: str = "directory"  # directory (owners say which copies are too old) | clock (the paper)
-    prefetch: bool = True  # the next batch's round beside this one's computation
+    prefetch: bool = True  # the next batch's round beside this one's computation; with a cache and staleness >= 1
+    late_leg: bool = False  # het: without these too, in two legs; pays where the link, not the CPU, is the limit
     cache: CacheConfig = field(default_factory=CacheConfig)
 
 

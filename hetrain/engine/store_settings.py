@@ -27,7 +27,8 @@ class StoreSettings:
     policy: str = "lru"
     staleness: float = 100
     validation: Validation = "directory"
-    prefetch: bool = True  # overlap rounds with computation
+    prefetch: bool = True  # overlap rounds with computation, where a cache and staleness >= 1 allow it
+    late_leg: bool = False  # and elsewhere too: rows that wait for the batch in flight follow in a second leg
     clock: ClockRule = "max"
     audit_every: int = 0  # steps between audit rounds; 0: none
     timeout_s: float = 300.0
@@ -54,16 +55,20 @@ class StoreSettings:
     @property
     def overlapped(self) -> bool:
         """Whether the next batch's round runs while this one is computed."""
-        return self.prefetch and not self.own_pace
+        return self.prefetch and not self.own_pace and (self.late_leg or not self._waits)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether rows of a batch must not be read without the updates of the one before."""
+        return not self.held_back or self.staleness < 1
 
     @property
     def late_blocks(self) -> int:
-        """In how many blocks such a round travels where it needs a late leg; 0 where it needs none.
+        """In how many blocks a round travels where it is read ahead and needs a late leg; 0 where it is not or does not.
 
-        With an empty cache, or staleness 0, rows of this batch must not be read without its updates. One block's rows
-        are pushed while another's are pulled: both directions of the link are in use.
+        One block's rows are pushed while another's are pulled: both directions of the link are in use.
         """
-        return LATE_BLOCKS if self.overlapped and (not self.held_back or self.staleness < 1) else 0
+        return LATE_BLOCKS if self.overlapped and self._waits else 0
 
 
 def slot_costs(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: RowOptimizer) -> list[int]:

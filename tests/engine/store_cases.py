@@ -128,8 +128,10 @@ def make_row_optimizer(name: str) -> RowOptimizer:
     return row_optimizer(RowOptimizerConfig(name, 0.3, 1e-8))
 
 
-def make_settings(*, capacity: float, staleness: float = 0, **settings: Any) -> StoreSettings:
-    return StoreSettings(capacity=capacity, staleness=staleness, batch_size=8, timeout_s=30, **settings)
+def make_settings(*, capacity: float, staleness: float = 0, late_leg: bool = True, **settings: Any) -> StoreSettings:
+    """With a late leg unless asked otherwise: whatever can be read ahead is."""
+    common: dict[str, Any] = {"batch_size": 8, "timeout_s": 30, "late_leg": late_leg}
+    return StoreSettings(capacity=capacity, staleness=staleness, **common, **settings)
 
 
 def train(engine: Engine, data: Iterator[Batch]) -> list[float]:

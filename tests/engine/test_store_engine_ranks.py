@@ -34,11 +34,12 @@ def _train(rank: int, world_size: int, optimizer: str, kwargs: dict[str, Any], m
     }
 
 
+@pytest.mark.parametrize("late_leg", [False, True])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
-def test_empty_cache_equals_plain_torch_on_whole_batches(optimizer: str) -> None:
+def test_empty_cache_equals_plain_torch_on_whole_batches(optimizer: str, late_leg: bool) -> None:
     plain = PlainTorch(optimizer)
     expected = plain.train(batches(0, 1))
-    ranks = run_ranks(2, _train, optimizer, {"capacity": 0}, False)
+    ranks = run_ranks(2, _train, optimizer, {"capacity": 0, "late_leg": late_leg}, False)
     assert batches(1, 2)[-1].size == 0
     losses = [sum(parts) for parts in zip(*(r["losses"] for r in ranks), strict=True)]
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), atol=1e-5, rtol=1e-5)
