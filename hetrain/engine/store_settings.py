@@ -64,7 +64,7 @@ class StoreSettings:
 
     @property
     def late_blocks(self) -> int:
-        """In how many blocks a round travels where it is read ahead and needs a late leg; 0 where it is not or does not.
+        """In how many blocks a round travels that is read ahead and needs a late leg; 0: there is none.
 
         One block's rows are pushed while another's are pulled: both directions of the link are in use.
         """

@@ -97,7 +97,8 @@ MESSAGES = {
     "train.batch_size=1000000000": "train.batch_size=1000000000: expected at most 16,777,216.",
     "model.hidden=[256,64": "'model.hidden=[256,64' is not an override",
     "consistency.stalenes=3": "consistency.stalenes=3: there is no key 'consistency.stalenes'. Did you mean "
-    "'consistency.staleness'?\n  Keys below 'consistency': mode, staleness, clock, validation, prefetch, late_leg, cache",
+    "'consistency.staleness'?\n  Keys below 'consistency': mode, staleness, clock, validation, prefetch, late_leg, "
+    "cache",
     "batch_size=3": "batch_size=3: there is no key 'batch_size'. Did you mean 'train.batch_size'?\n  Keys at the top:",
     "seed.x=1": "seed.x=1: there is no key 'seed.x'. Did you mean 'seed'?\n  'seed' holds a whole number",
     "train.batch_size=abc": "train.batch_size=abc: train.batch_size must be a whole number.",
