@@ -166,22 +166,13 @@ class Cache:
         invalid = asked.check_slots[_ints(reply.invalid)]
         self.copies.put(asked.new_slots, fetched.part(slice(new)))
         self.copies.rebase(asked.stale_slots, fetched.part(slice(new, None)))
-        self.copies.rebase(invalid, self._found_invalid(reply))
+        self.copies.rebase(invalid, Fetched.found_invalid(reply, self.copies.value.device))
         self._take_notices(reply)
         self.copies.reading[asked.slots_asked] = True
         self.counters.hits += len(asked.slots_asked) - new - len(asked.stale_slots) - len(invalid)
         self.counters.misses += new
         self.counters.invalid += len(invalid) + len(asked.stale_slots) - asked.own_invalid
         self.counters.own_invalid += asked.own_invalid
-
-    def _found_invalid(self, reply: Reply) -> Fetched:
-        device = self.copies.value.device
-        return Fetched(
-            reply.invalid_value.to(device),
-            reply.invalid_state.to(device),
-            _ints(reply.invalid_clock),
-            _ints(reply.invalid_applied),
-        )
 
     def _fetched(self, asked: Asked, reply: Reply) -> Fetched:
         """All fetched rows [N]. Of those not sent, missed ones are made here and the others are what they were."""
@@ -251,8 +242,13 @@ class Cache:
         if not self.held_back:
             with self._sparing() as spared:
                 self._release(plan.touched[~spared[plan.touched]])
-        elif self._evicts:
-            self._policy.used(plan.touched)
+        else:
+            self._shrink(plan.touched)
+
+    def _shrink(self, used: Ints) -> None:
+        """A batch used these slots, the least recent lookup first: Evict to capacity."""
+        if self._evicts:
+            self._policy.used(used)
             coming = 0 if self._open is None else len(self._open.new_slots)
             excess = self.slots.held - coming - self.capacity_rows
             if excess > 0:
@@ -344,10 +340,13 @@ class Cache:
         return np.array_equal(slots, np.flatnonzero(self.copies.reading))
 
     def forget_read(self) -> None:
-        """The batch that was read ahead will not come; its rows stay, where any do."""
+        """The batch that was read ahead will not come: where its rows stay, that was a use, by ascending row."""
+        read = np.flatnonzero(self.copies.reading)
         if not self.held_back:
-            self._release(np.flatnonzero(self.copies.reading))
-        self.copies.reading[:] = False
+            self._release(read)
+        else:
+            self.copies.doubt_read()
+            self._shrink(read[np.argsort(self.slots.row[read])])
 
     def reread(self, rows: Tensor) -> ReadPlan:
         """The plan of the batch that was read ahead when the state was saved: nothing is asked for again."""

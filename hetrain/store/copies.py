@@ -15,7 +15,7 @@ from torch import Tensor
 from hetrain.optim import RowOptimizer
 from hetrain.store.difference import decode, encode
 from hetrain.store.index import Ints
-from hetrain.store.messages import Request
+from hetrain.store.messages import Reply, Request
 from hetrain.store.zeros import lazy_zeros
 
 NONE = -1
@@ -28,6 +28,12 @@ class Fetched(NamedTuple):
     state: Tensor  # [n, S]
     clock: Ints  # [n] c_g
     applied: Ints  # [n] updates taken; 0 unless auditing is on
+
+    @classmethod
+    def found_invalid(cls, reply: Reply, device: torch.device) -> "Fetched":
+        """What `reply` sends of the copies checked in vain; tensors on `device`."""
+        numbers = (reply.invalid_clock.cpu().numpy(), reply.invalid_applied.cpu().numpy())
+        return cls(reply.invalid_value.to(device), reply.invalid_state.to(device), *numbers)
 
     def part(self, which: slice) -> "Fetched":
         """Some of the rows."""
@@ -155,6 +161,14 @@ class Copies:
         applied = self.applied[slots] if self.audit else np.zeros(len(slots), np.int64)
         value, state = self._base_value.index_select(0, at), self._base_state.index_select(0, at)
         return Fetched(value, state, self.start[slots], applied)
+
+    def doubt_read(self) -> None:
+        """The batch admitted is not computed: doubt its copies until their next read.
+
+        Owners took it that the batch updates what it reads (store/directory.py), and would warn too late.
+        """
+        self.noticed[self.reading] = np.maximum(self.noticed[self.reading], 0)
+        self.reading[:] = False
 
     def drop(self, slots: Ints) -> None:
         """Forget the copies in `slots`."""

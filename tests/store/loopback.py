@@ -152,8 +152,7 @@ class Loopback:
 
     def announce(self, plans):
         """Before a round with a late leg, at capacity 0: by worker, (late, hot), each in the order of its batch."""
-        width = self.caches[0].copies.state.shape[1]
-        routed = [split(Request.fetch(plan.rows, self.setup.dim, width), self.placement) for plan in plans]
+        routed = self._announcement(plans)
         by_owner = [
             owner.serve([r.requests[0][o] for r in routed], Part.ANNOUNCE) for o, owner in enumerate(self.owners)
         ]
@@ -162,6 +161,10 @@ class Loopback:
         for plan, (late, _) in zip(plans, flags, strict=True):
             plan.leave_late(late)
         return flags
+
+    def _announcement(self, plans):
+        width = self.caches[0].copies.state.shape[1]
+        return [split(Request.fetch(plan.rows, self.setup.dim, width), self.placement) for plan in plans]
 
     def requests(self, plans):
         """What goes out for `plans`, by worker: taken before `announce`, which leaves the late rows out of them."""
@@ -221,7 +224,18 @@ class Loopback:
     def reread(self, batches):
         """The plans of batches that were admitted when the caches' state was saved."""
         batches = [torch.tensor(batch, dtype=torch.int64) for batch in batches]
-        return [cache.reread(batch) for cache, batch in zip(self.caches, batches, strict=True)]
+        plans = [cache.reread(batch) for cache, batch in zip(self.caches, batches, strict=True)]
+        if self.announces:
+            self.announced = self._announcement(plans)
+        return plans
+
+    def forget_read(self):
+        """The batch that was read ahead does not come."""
+        for cache in self.caches:
+            cache.forget_read()
+        for owner in self.owners:
+            owner.forget_flight()
+        self.announced = []
 
     def audit(self, plans):
         reports = [split_report(audit_report(c, p), self.placement) for c, p in zip(self.caches, plans, strict=True)]

@@ -8,112 +8,22 @@ clocks promise is checked against what really is in a row, at every read.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from hetrain.consistency import breaks_others_bound, breaks_own_bound, staleness_bound
 from hetrain.store import policy as policy_module
-
-NO_STATE = np.zeros(0, np.float32)
-
-
-@dataclass
-class Optimizer:
-    name: str
-    lr: float
-    eps: float
-
-    def update(self, value, state, gradient):
-        """The new (value [D], state [S])."""
-        if self.name == "sgd":
-            return value - self.lr * gradient, state
-        squares = gradient * gradient
-        state = state + (squares.mean(keepdims=True) if self.name == "rowwise_adagrad" else squares)
-        return value - self.lr * gradient / (np.sqrt(state) + self.eps), state
-
-    def denominator(self, state):
-        return 1.0 if self.name == "sgd" else np.sqrt(state) + self.eps
-
-
-@dataclass(frozen=True)
-class Master:
-    """A row at its owner."""
-
-    value: np.ndarray
-    state: np.ndarray
-    clock: int = 0
-    updates: frozenset = frozenset()  # every update applied
-    touched: bool = False  # a push reached it
-
-
-@dataclass
-class Copy:
-    """A row at a worker. What is pending is `value - base`, c_c - c_s updates."""
-
-    value: np.ndarray
-    state: np.ndarray
-    base_value: np.ndarray
-    base_state: np.ndarray
-    c_s: int
-    c_c: int
-    base_updates: frozenset  # in the base
-    pending: list = field(default_factory=list)
-    used: tuple = ()  # (step, position of the last lookup)
-    count: int = 0
-    reached: tuple = ()  # `used` of the step in which `count` took its value
-
-
-@dataclass(frozen=True)
-class Push:
-    row: int
-    value: np.ndarray  # gradient or difference
-    state: np.ndarray
-    denominator: object  # of the worker's own state
-    clock: int
-    updates: tuple
-
-
-@dataclass
-class Message:
-    """What one worker sends in a round, to all owners."""
-
-    pushes: list = field(default_factory=list)
-    fetches: list = field(default_factory=list)
-    again: dict = field(default_factory=dict)  # fetched row whose copy is kept and was pushed: the updates in it
-    checks: list = field(default_factory=list)  # (row, the clock it will be read with)
-
-
-@dataclass
-class Answer:
-    """What one worker gets in a round, from all owners."""
-
-    fetched: dict = field(default_factory=dict)  # row: Master
-    sent: dict = field(default_factory=dict)  # row: whether it has to travel
-    invalid: dict = field(default_factory=dict)  # row: Master
-    notices: dict = field(default_factory=dict)  # row: c_g
-
-
-@dataclass
-class Plan:
-    """One batch at one worker."""
-
-    last: dict  # row: position of its last lookup
-    reading: list  # distinct rows in the order of their last lookups
-    message: Message
-    missing: list = field(default_factory=list)
-    own_invalid: list = field(default_factory=list)
-    noticed: list = field(default_factory=list)
-    silent: int = 0  # held rows about which nothing is said
-    late: list = field(default_factory=list)  # rows that wait for the batch in flight
+from tests.store.reference_records import NO_STATE, Answer, Copy, Master, Message, Plan, Push
 
 
 class Worker:
     def __init__(self, rank, capacity, policy, staleness, optimizer, directory, late_leg):
+        """`directory`: only copies that are doubted are checked."""
         self.late_leg = late_leg
         self.rank, self.capacity, self.policy, self.optimizer = rank, capacity, policy, optimizer
-        self.bound, self.directory = staleness_bound(staleness), directory
-        self.checks_all = not directory and math.isfinite(staleness)
+        self.bound = staleness_bound(staleness)
+        self.checks_all, self.may_doubt = (math.isfinite(staleness) and on for on in (not directory, directory))
         self.copies = {}
         self.doubts = {}  # row: the clock its owner gave notice of
         self.staged = []
@@ -123,8 +33,8 @@ class Worker:
         self.late = None  # the late leg of it
         self.hot = set()  # rows of the batch in flight that somebody reads next (capacity 0)
         self.counters = dict.fromkeys(("hits", "misses", "invalid", "own_invalid", "evictions"), 0)
-        turns = ("noticed", "doubted", "early", "early_in_flight", "spared", "ignored", "late", "cold")
-        self.seen = dict.fromkeys(turns, 0)
+        turns = ("noticed", "doubted", "early", "early_in_flight", "spared", "ignored", "late", "hot", "cold")
+        self.seen = dict.fromkeys((*turns, "late_elsewhere", "evicted_before_late"), 0)
 
     def push_of(self, row):
         copy = self.copies[row]
@@ -171,8 +81,11 @@ class Worker:
             plan.message.pushes = [push for push in self.staged if push.row in self.hot]
             self.staged = [push for push in self.staged if push.row not in self.hot]
             plan.missing = late
+            self.seen["hot"] += len(plan.message.pushes)
             self.seen["cold"] += len(self.staged)
+            self.seen["late_elsewhere"] += not self.hot <= set(late)
         else:
+            self.seen["evicted_before_late"] += len(late) > 0 and len(self.staged) > 0
             for row in late:
                 self.ask(plan, row)
         plan.message.fetches = plan.missing + plan.own_invalid + plan.noticed
@@ -240,10 +153,7 @@ class Worker:
             copy = self.copies[row]
             copy.c_c += 1
             copy.pending.append((self.rank, step))
-            copy.used = (step, plan.last[row])
-            if self.policy != "light_lfu" or copy.count < policy_module.HOT:
-                copy.count += 1
-                copy.reached = copy.used
+            self.use(row, (step, plan.last[row]))
             if self.capacity == 0:
                 self.staged.append(Push(row, gradients[row], NO_STATE, 1.0, copy.c_c, ((self.rank, step),)))
             else:
@@ -251,6 +161,13 @@ class Worker:
         if self.capacity == 0:
             self.copies = {}
         self.evict()
+
+    def use(self, row, when):
+        copy = self.copies[row]
+        copy.used = when
+        if self.policy != "light_lfu" or copy.count < policy_module.HOT:
+            copy.count += 1
+            copy.reached = when
 
     def evict(self):
         def order(row):
@@ -269,6 +186,20 @@ class Worker:
             self.doubts.pop(victim, None)
             self.counters["evictions"] += 1
 
+    def forget_read(self, step):
+        """The batch that was admitted is never computed: its copies lack the update that owners count on.
+
+        They were used, by ascending row, and are doubted; an empty cache keeps none.
+        """
+        plan, self.current = self.current, None
+        if self.capacity == 0:
+            self.copies = {}
+        for row in sorted(plan.last) if self.capacity else []:
+            self.use(row, (step, row))
+            if self.may_doubt:
+                self.doubts.setdefault(row, 0)
+        self.evict()
+
     def pending(self):
         held = [self.push_of(row) for row, copy in self.copies.items() if copy.c_c > copy.c_s]
         return Message(pushes=self.staged + held)
@@ -277,13 +208,14 @@ class Worker:
 class Reference:
     """All owners as one dict of masters, and the workers."""
 
-    def __init__(self, initial, state_width, workers, clock_rule, optimizer):
+    def __init__(self, initial, state_width, workers, clock_rule, optimizer, notices):
+        """`notices`: owners give notice of copies that may be invalid."""
         nothing = np.zeros(state_width, np.float32)
         self.masters = {row: Master(value, nothing) for row, value in enumerate(np.asarray(initial))}
         self.workers, self.clock_rule, self.optimizer = workers, clock_rule, optimizer
         self.held_back = workers[0].capacity > 0
         self.bound = workers[0].bound
-        self.directory = workers[0].directory
+        self.directory = notices
         self.holders = {row: {} for row in self.masters}  # worker: L
         self.all_updates = {row: set() for row in self.masters}
         self.missed = 0
@@ -368,6 +300,12 @@ class Reference:
             master = self.masters[row]
             value, state = self.optimizer.update(master.value, master.state, gradient)
             self.masters[row] = replace(master, value=value, state=state)
+
+    def forget_read(self, step):
+        """The batch read ahead does not come."""
+        self.flight = [[] for _ in self.workers]
+        for worker in self.workers:
+            worker.forget_read(step)
 
     def admit(self, answers):
         """The answers arrive."""

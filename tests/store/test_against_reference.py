@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from hetrain.store import policy
 from tests.store.loopback import DIM, Loopback, Setup, held
-from tests.store.reference import Optimizer, Reference, Worker
+from tests.store.reference import Reference, Worker
+from tests.store.reference_records import Optimizer
 
 POLICIES = ["lru", "lfu", "light_lfu"]
 
@@ -56,10 +57,11 @@ def traces(draw, **fixed):
 def reference_of(setup, store):
     optimizer = Optimizer(setup.optimizer, setup.lr, setup.eps)
     workers = [
-        Worker(rank, setup.capacity, setup.policy, setup.staleness, optimizer, setup.notices, setup.late)
+        Worker(rank, setup.capacity, setup.policy, setup.staleness, optimizer, setup.directory, setup.late)
         for rank in range(setup.world)
     ]
-    return Reference(store.initial().numpy(), store.optimizer.state_width(setup.dim), workers, setup.clock, optimizer)
+    start, width = store.initial().numpy(), store.optimizer.state_width(setup.dim)
+    return Reference(start, width, workers, setup.clock, optimizer, setup.notices)
 
 
 def close(left, right):
@@ -240,12 +242,19 @@ class Both:
         for plan, gradient in zip(self.plans, gradients, strict=True):
             self.total[plan.rows] += gradient
 
-    def run(self, steps):
+    def forget_read(self, number):
+        """The batch admitted after step `number` does not come."""
+        self.store.forget_read()
+        self.reference.forget_read(number + 0.5)
+        compare_workers(self.store, self.reference)
+
+    def run(self, steps, lost=()):
+        """`lost`: after these steps what was read ahead, the lookups of the first step, does not come."""
         self.begin(steps[0])
         self.admit()
         for number, following in enumerate([*steps[1:], None]):
             if following is not None and self.setup.prefetch:
-                self.begin(following)
+                self.begin(steps[0] if number in lost else following)
             self.write(number)
             if following is None or not self.setup.prefetch:
                 compare_workers(self.store, self.reference)
@@ -253,6 +262,10 @@ class Both:
                 self.begin(following)
             if following is not None:
                 self.admit(ahead=self.setup.prefetch)
+            if following is not None and number in lost:
+                self.forget_read(number)
+                self.begin(following)
+                self.admit()
 
     def end(self):
         observed = [side.observed_staleness_max for side in (*self.store.caches, *self.store.owners)]
@@ -285,6 +298,68 @@ def test_store_equals_reference_where_most_happens(trace):
     setup, steps = trace
     both = Both(setup)
     both.run(steps)
+    both.end()
+
+
+LATE = st.one_of(traces(prefetch=True, capacity=0), traces(prefetch=True, staleness=0))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(LATE)
+def test_store_equals_reference_with_a_late_leg(trace):
+    setup, steps = trace
+    both = Both(setup)
+    both.run(steps)
+    both.end()
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(traces(prefetch=True), LATE), st.sets(st.integers(0, 12), min_size=1))
+def test_a_batch_read_ahead_that_does_not_come(trace, lost):
+    """Then another is read, as ever: nothing is lost, and the promises hold."""
+    setup, steps = trace
+    both = Both(setup)
+    both.run(steps, lost)
+    both.end()
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("capacity", [0, 12])
+def test_long_traces_reach_everything_of_the_late_leg(capacity, blocks):
+    """Rows hot at one worker and late only at another, gradients that wait, evictions before the leg."""
+    setup = Setup(
+        world=3, servers=2, tables=(9, 80), capacity=capacity, batch_rows=10, optimizer="adagrad", prefetch=True,
+        staleness=0, clock="sum", blocks=blocks, index="hash",
+    )  # fmt: skip
+    rng = np.random.default_rng(5)
+    steps = [[np.minimum(rng.zipf(1.3, 10) - 1, 88).tolist() for _ in range(3)] for _ in range(60)]
+    both = Both(setup)
+    both.run(steps)
+    both.end()
+    turns = {"late", "evicted_before_late", "spared"} if capacity else {"late", "hot", "cold", "late_elsewhere"}
+    for worker in both.reference.workers:
+        assert {turn for turn, times in worker.seen.items() if times} >= turns, worker.seen
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_copy_that_its_batch_did_not_update_is_doubted(staleness):
+    """Worker 0 reads row 0 ahead in vain, while the owner counts on an update; then worker 1 pushes it."""
+    setup = Setup(
+        world=2, tables=(2,), capacity=1, batch_rows=2, staleness=staleness, clock="sum", directory=True, prefetch=True
+    )  # fmt: skip
+    both = Both(setup)
+    both.run([([0], []), ([1], []), ([], []), *[([], [0])] * 4, ([0], [])], lost={2})
+    both.end()
+    assert both.reference.workers[0].counters["invalid"] == 1
+
+
+@pytest.mark.parametrize("policy_name", POLICIES)
+def test_rows_read_ahead_in_vain_leave_the_cache(policy_name):
+    """They were never used; no slot more is needed than without them."""
+    setup = Setup(world=1, tables=(9,), capacity=2, batch_rows=2, policy=policy_name, prefetch=True)
+    both = Both(setup)
+    both.run([([0, 1],), ([2, 3],), ([4, 5],), ([6, 7],), ([8, 0],), ([1, 2],)], lost={1, 3})
+    assert len(held(both.store.caches[0])) == setup.capacity
     both.end()
 
 
