@@ -27,20 +27,28 @@ class Run:
 
     def __init__(self, setup, steps, store=None):
         self.setup, self.steps, self.store = setup, steps, store or Loopback(setup)
-        self.requests, self.replies = [], []  # by round, by worker
+        self.requests, self.replies = [], []  # by round or leg of one, by worker
+        self.waiting = []  # which of the rows fetched are left to the late leg
         self.done = 0
         self.plans = None  # admitted, of step `done`
 
     def begin(self, number):
         return self.store.begin(self.steps[number])
 
-    def admit(self, plans):
-        requests = [plan.request for plan in plans]
-        replies, _ = self.store.exchange(requests)
-        self.requests.append(requests)
-        self.replies.append(replies)
-        self.store.admit(plans, replies)
+    def admit(self, plans, ahead=False):
+        requests = self.store.requests(plans)
+        announced = self.store.announce(plans) if self.store.announces else None
+        asked = self.store.begin_late(plans, announced) if ahead and self.setup.late else None
+        self.take_up(plans, requests, self.store.fetch(requests)[1], [late for late, _ in announced or ()])
+        if asked:
+            self.take_up(asked, [a.request for a in asked], self.store.fetch_late(asked)[1])
         self.plans = plans
+
+    def take_up(self, asked, requests, replies, waiting=()):
+        self.requests.append(requests)
+        self.waiting.append(waiting or [torch.zeros_like(request.fetch_again) for request in requests])
+        self.replies.append(replies)
+        self.store.admit(asked, replies)
 
     def write(self):
         rows = torch.arange(self.setup.rows)
@@ -58,7 +66,7 @@ class Run:
         ahead = self.begin(following) if self.setup.prefetch and following < len(self.steps) else None
         self.write()
         if following < len(self.steps):
-            self.admit(ahead or self.begin(following))
+            self.admit(ahead or self.begin(following), ahead=ahead is not None)
 
     def run(self, until=None):
         """Until step `until` is admitted, or the end."""
@@ -179,14 +187,17 @@ def test_lazy_rows_change_nothing(trace):
     touched.store.touch()
     lazy.run()
     touched.run()
-    for requests, replies in zip(touched.requests, touched.replies, strict=True):
-        assert all((p.stored | q.fetch_again).all() for q, p in zip(requests, replies, strict=True))
+    for requests, replies, waiting in zip(touched.requests, touched.replies, touched.waiting, strict=True):
+        for request, reply, late in zip(requests, replies, waiting, strict=True):
+            assert (reply.stored | request.fetch_again | late).all()
+            assert not (reply.stored & late).any()
     pushed = set()
-    for requests, replies in zip(lazy.requests, lazy.replies, strict=True):
+    for requests, replies, waiting in zip(lazy.requests, lazy.replies, lazy.waiting, strict=True):
         pushed |= {row for request in requests for row in request.push_rows.tolist()}
-        for request, reply in zip(requests, replies, strict=True):
-            fetched = zip(request.fetch_rows.tolist(), request.fetch_again.tolist(), reply.stored.tolist(), strict=True)
-            assert all(sent == (row in pushed) for row, again, sent in fetched if not again)
+        for request, reply, late in zip(requests, replies, waiting, strict=True):
+            left_out = (request.fetch_again | late).tolist()
+            fetched = zip(request.fetch_rows.tolist(), left_out, reply.stored.tolist(), strict=True)
+            assert all(sent == (row in pushed) for row, out, sent in fetched if not out)
             assert len(reply.value) == len(reply.state) == int(reply.stored.sum())
     assert_same_results(lazy.store, touched.store)
     lazy.store.flush()
@@ -218,8 +229,11 @@ def moved(store, setup):
     return other
 
 
+LATE = st.one_of(traces(prefetch=True, capacity=0), traces(prefetch=True, staleness=0))
+
+
 @quietly
-@given(traces(), st.integers(0, 13), st.booleans())
+@given(st.one_of(traces(), LATE), st.integers(0, 13), st.booleans())
 def test_goes_on_from_a_state_bit_for_bit(trace, at, between):
     """In mid-trace, with a batch admitted (prefetched, if it prefetches) whose forward comes after, or between two."""
     setup, steps = trace
