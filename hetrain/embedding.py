@@ -155,6 +155,17 @@ class StoreBags(nn.Module):
             self._waited_s += self._transport.waited_s - waited
             late.admit()
 
+    def nothing_ahead(self) -> None:
+        """In place of `read_ahead` where no batch follows: pushes the gradients that would go with its early leg.
+
+        They are those of the batch before the one in flight, which is pushed later, at its own rate. Collective.
+        """
+        if self._announces:
+            routed = [split(group.cache.take_pushes(), group.placement) for group in self.groups]
+            waited = self._transport.waited_s
+            self._transport.start(_by_block(routed))()
+            self._waited_s += self._transport.waited_s - waited
+
     def _send(self, reads: Sequence[_Read]) -> tuple[_Announcement | None, _Leg]:
         """What `reads` ask for goes out, announced where it has to be."""
         plans = [_plan(read) for read in reads]

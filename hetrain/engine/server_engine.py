@@ -102,6 +102,8 @@ class ServerEngine:
         self._next = next(batches, None) if self._settings.overlapped else None
         if self._next is not None:
             self._serve(late=self._settings.late_blocks > 0)
+        elif self._announces:  # see StoreBags.nothing_ahead
+            self._transport.exchange()
         self._is_read = self._next is not None
         self._step += 1
         nothing = torch.empty(0)
@@ -110,15 +112,18 @@ class ServerEngine:
 
     def _serve(self, *, late: bool = False) -> None:
         """A round in which batches are read; `late`: with a late leg."""
-        blocks, settings = [()] * max(1, self._settings.late_blocks), self._settings
-        announces = settings.late_blocks > 0 and not settings.held_back
-        parts = [*([Part.ANNOUNCE] if announces else []), Part.WHOLE, *([Part.LATE] if late else [])]
+        blocks = [()] * max(1, self._settings.late_blocks)
+        parts = [*([Part.ANNOUNCE] if self._announces else []), Part.WHOLE, *([Part.LATE] if late else [])]
         # All are ready to receive before the first is served.
         finish = {part: self._transport.start(blocks[: 1 if part is Part.ANNOUNCE else None], part) for part in parts}
         for part in parts:
             if part is Part.LATE:
                 self._set_owner_rates(self._step)
             finish[part]()
+
+    @property
+    def _announces(self) -> bool:
+        return self._settings.late_blocks > 0 and not self._settings.held_back
 
     def _take_pushes(self) -> None:
         """All held-back updates, in as many rounds as StoreBags.push takes."""

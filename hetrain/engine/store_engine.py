@@ -139,6 +139,8 @@ class StoreEngine:
         self._next = self._fetch(batches) if self._reads_ahead else None
         if self._next is not None:
             self._bags.read_ahead(self._next.sparse)
+        elif self._reads_ahead:
+            self._bags.nothing_ahead()
         self._settle()
         self._set_dense_rate()
         logits = self._model(batch.dense, batch.sparse)

@@ -27,6 +27,8 @@ from hetrain.store.read import Asked, ReadPlan
 from hetrain.store.slots import Slots
 from hetrain.store.space import RowSpace
 
+NO_SLOTS = np.empty(0, np.int64)
+
 
 class Cache:
     """Rows of one embedding dim. `capacity_rows` are kept between steps; the batches in flight add `batch_rows`."""
@@ -124,7 +126,7 @@ class Cache:
         """Staged pushes, and for the slots `judged` what they need; the rows missed are fetched: [m] and [m]."""
         rows, clock = self.slots.row[judged], self.copies.clock_at_read(judged)
         own, noticed, checked = self._judge(judged, clock)
-        request = self._take_pushes(judged[own])
+        request = self.take_pushes(judged[own])
         self.copies.pushed(judged[own], request)
         self.copies.noticed[judged[checked]] = NONE
         request.fetch_rows = torch.from_numpy(np.concatenate([new_rows, rows[own], rows[noticed]]))
@@ -266,7 +268,7 @@ class Cache:
     @contextmanager
     def _sparing(self) -> Iterator[NDArray[np.bool_]]:
         """By slot, whether the batch begun meanwhile reads it."""
-        spared = np.empty(0, np.int64) if self._open is None else self._open.touched
+        spared = NO_SLOTS if self._open is None else self._open.touched
         self._spared[spared] = True
         yield self._spared
         self._spared[spared] = False
@@ -280,7 +282,7 @@ class Cache:
     def _pushes(self, slots: Ints) -> Request:
         return self.copies.pushes(slots, self.slots.row[slots])
 
-    def _take_pushes(self, slots: Ints) -> Request:
+    def take_pushes(self, slots: Ints = NO_SLOTS) -> Request:
         """A request with the staged pushes, then those of `slots`; nothing is staged afterwards."""
         parts = self._staged
         self._staged = []

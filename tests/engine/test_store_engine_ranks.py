@@ -18,9 +18,11 @@ from tests.ranks import run_ranks
 CUT = 7
 
 
-def _train(rank: int, world_size: int, optimizer: str, kwargs: dict[str, Any], multi_hot: bool) -> dict[str, Any]:
+def _train(
+    rank: int, world_size: int, optimizer: str, kwargs: dict[str, Any], multi_hot: bool, steps: int = STEPS
+) -> dict[str, Any]:
     engine = make_engine(world_size, optimizer, **kwargs)
-    data = batches(rank, world_size, multi_hot=multi_hot)
+    data = batches(rank, world_size, multi_hot=multi_hot, steps=steps)
     losses = train(engine, iter(data))
     before = tables_of(engine)
     predictions = [engine.predict(batch).numpy() for batch in data]
@@ -34,13 +36,14 @@ def _train(rank: int, world_size: int, optimizer: str, kwargs: dict[str, Any], m
     }
 
 
+@pytest.mark.parametrize("steps", [3, STEPS], ids=["ends as rates change", "ends later"])
 @pytest.mark.parametrize("late_leg", [False, True])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
-def test_empty_cache_equals_plain_torch_on_whole_batches(optimizer: str, late_leg: bool) -> None:
+def test_empty_cache_equals_plain_torch_on_whole_batches(optimizer: str, late_leg: bool, steps: int) -> None:
     plain = PlainTorch(optimizer)
-    expected = plain.train(batches(0, 1))
-    ranks = run_ranks(2, _train, optimizer, {"capacity": 0, "late_leg": late_leg}, False)
-    assert batches(1, 2)[-1].size == 0
+    expected = plain.train(batches(0, 1, steps=steps))
+    ranks = run_ranks(2, _train, optimizer, {"capacity": 0, "late_leg": late_leg}, False, steps)
+    assert batches(1, 2, steps=steps)[-1].size == 0
     losses = [sum(parts) for parts in zip(*(r["losses"] for r in ranks), strict=True)]
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), atol=1e-5, rtol=1e-5)
     for when in ("before", "after"):
