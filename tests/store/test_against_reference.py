@@ -313,16 +313,6 @@ def test_store_equals_reference_with_a_late_leg(trace):
     both.end()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.one_of(traces(prefetch=True), LATE), st.sets(st.integers(0, 12), min_size=1))
-def test_a_batch_read_ahead_that_does_not_come(trace, lost):
-    """Then another is read, as ever: nothing is lost, and the promises hold."""
-    setup, steps = trace
-    both = Both(setup)
-    both.run(steps, lost)
-    both.end()
-
-
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("capacity", [0, 12])
 def test_long_traces_reach_everything_of_the_late_leg(capacity, blocks):
@@ -339,28 +329,6 @@ def test_long_traces_reach_everything_of_the_late_leg(capacity, blocks):
     turns = {"late", "evicted_before_late", "spared"} if capacity else {"late", "hot", "cold", "late_elsewhere"}
     for worker in both.reference.workers:
         assert {turn for turn, times in worker.seen.items() if times} >= turns, worker.seen
-
-
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_a_copy_that_its_batch_did_not_update_is_doubted(staleness):
-    """Worker 0 reads row 0 ahead in vain, while the owner counts on an update; then worker 1 pushes it."""
-    setup = Setup(
-        world=2, tables=(2,), capacity=1, batch_rows=2, staleness=staleness, clock="sum", directory=True, prefetch=True
-    )  # fmt: skip
-    both = Both(setup)
-    both.run([([0], []), ([1], []), ([], []), *[([], [0])] * 4, ([0], [])], lost={2})
-    both.end()
-    assert both.reference.workers[0].counters["invalid"] == 1
-
-
-@pytest.mark.parametrize("policy_name", POLICIES)
-def test_rows_read_ahead_in_vain_leave_the_cache(policy_name):
-    """They were never used; no slot more is needed than without them."""
-    setup = Setup(world=1, tables=(9,), capacity=2, batch_rows=2, policy=policy_name, prefetch=True)
-    both = Both(setup)
-    both.run([([0, 1],), ([2, 3],), ([4, 5],), ([6, 7],), ([8, 0],), ([1, 2],)], lost={1, 3})
-    assert len(held(both.store.caches[0])) == setup.capacity
-    both.end()
 
 
 def test_notice_for_a_row_that_just_left():

@@ -287,3 +287,22 @@ def test_blocks_change_nothing_without_staleness(optimizer, blocks):
     assert torch.equal(cut[0], value)
     assert torch.equal(cut[1], state)
     assert cut[2] == counters
+
+
+@pytest.mark.parametrize("capacity", [0, 8])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_what_is_pending_may_go_in_parts(capacity, parts):
+    """Staged rows and those held back: each once, in the part of its number, with its bits."""
+    store = Loopback(Setup(world=2, tables=(ROWS,), capacity=capacity, batch_rows=ROWS, staleness=3, prefetch=True))
+    train(store, batches_of(store.setup, 9))
+    for cache in store.caches:
+        whole, cut = cache.pending(), [cache.pending(part, parts) for part in range(parts)]
+        assert cache._staged
+        assert len(whole.push_rows) > parts
+        for part, request in enumerate(cut):
+            assert set((request.push_rows % parts).tolist()) == {part}
+        rows = torch.cat([request.push_rows for request in cut])
+        order = [torch.argsort(r) for r in (rows, whole.push_rows)]
+        assert torch.equal(rows[order[0]], whole.push_rows[order[1]])
+        values = torch.cat([request.push_value for request in cut])
+        assert torch.equal(values[order[0]], whole.push_value[order[1]])
