@@ -84,3 +84,16 @@ def test_long_traces_with_batches_that_do_not_come(capacity, staleness):
     both = Both(setup)
     both.run(steps, lost=range(1, 40, 4))
     both.end()
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_push_in_the_early_leg_is_not_missed_by_a_read_of_the_same_round(blocks):
+    """Worker 0 finds row 0, read once in vain, valid; that worker 1 pushes it then is the next round's business."""
+    setup = Setup(
+        world=2, tables=(3,), capacity=1, batch_rows=2, staleness=0, clock="sum", prefetch=True, blocks=blocks
+    )  # fmt: skip
+    both = Both(setup)
+    both.run([([0], []), ([1], []), ([], []), ([], [0]), ([], [1]), ([], []), ([0], []), ([], [])], lost={2})
+    assert both.missed == 1
+    assert both.reference.workers[0].counters["hits"] == 1
+    both.end()

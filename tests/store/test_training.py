@@ -1,6 +1,7 @@
 """What training through the store must equal: a plain table, itself undisturbed, itself resumed."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -306,3 +307,27 @@ def test_what_is_pending_may_go_in_parts(capacity, parts):
         assert torch.equal(rows[order[0]], whole.push_rows[order[1]])
         values = torch.cat([request.push_value for request in cut])
         assert torch.equal(values[order[0]], whole.push_value[order[1]])
+
+
+def observed(setup, steps, between):
+    """The staleness that audits find when `between` comes before each of them."""
+    store = Loopback(setup)
+    plans, _ = store.read(steps[0][0])
+    for (_, gradients), (following, _) in pairwise(steps):
+        between(store)
+        store.audit(plans)
+        ahead = store.begin(following)
+        store.write(plans, [g[p.rows] for p, g in zip(plans, gradients, strict=True)])
+        store.arrive(ahead)
+        plans = ahead
+    return [owner.observed_staleness_max for owner in store.owners]
+
+
+def test_looking_does_not_change_what_audits_observe():
+    setup = Setup(
+        world=3, tables=(ROWS,), capacity=20, batch_rows=ROWS, staleness=3, clock="sum", directory=True, prefetch=True
+    )  # fmt: skip
+    steps = list(batches_of(setup, 25))
+    undisturbed = observed(setup, steps, lambda store: None)
+    assert max(undisturbed) > 0
+    assert observed(setup, steps, look) == undisturbed
