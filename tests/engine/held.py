@@ -59,6 +59,13 @@ def load(engine: Engine, saved: dict[str, Any], *, exact: bool) -> None:
     engine.restore(state, saved["private"] if exact else None)
 
 
+def reproducible(engine: Engine) -> dict[str, Any]:
+    """What the engine reports, but for the memory that its process happened to take at most."""
+    report = engine.report()
+    memory = {name: size for name, size in report["memory"].items() if not name.endswith("_rss_max")}
+    return {**report, "memory": memory}
+
+
 def same_rows(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two results of `save` have the same pieces with the same values."""
     return one["tables"].keys() == other["tables"].keys() and all(

@@ -7,7 +7,7 @@ import pytest
 
 from hetrain import embedding
 from hetrain.telemetry import Traffic
-from tests.engine.held import load, same_rows, save, tables_of, whole_tables
+from tests.engine.held import load, reproducible, same_rows, save, tables_of, whole_tables
 from tests.engine.server_cases import make_side, side_batches
 from tests.engine.store_cases import train
 from tests.handed_to_gloo import handed_to_gloo
@@ -115,7 +115,7 @@ def _resume(rank: int, world_size: int, servers: int, capacity: float) -> dict[s
     load(second, saved, exact=True)
     again = train(second, iter(data[CUT:]))
     ends = [tables_of(first), tables_of(second)]
-    reports = [first.report(), second.report()]
+    reports = [reproducible(first), reproducible(second)]
     load(second, saved, exact=False)
     return {
         "losses": (losses, again),

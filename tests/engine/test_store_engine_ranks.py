@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from hetrain import embedding
-from hetrain.engine.store_engine import StoreEngine
 from hetrain.telemetry import Traffic
-from tests.engine.held import load, same_rows, save, tables_of, whole_tables
+from tests.engine.held import load, reproducible, same_rows, save, tables_of, whole_tables
 from tests.engine.store_cases import STEPS, PlainTorch, batches, make_engine, train
 from tests.handed_to_gloo import handed_to_gloo
 from tests.ranks import run_ranks
@@ -90,11 +89,6 @@ def test_an_empty_cache_misses_no_update() -> None:
         assert rank["report"]["observed_staleness_max"] == 0
 
 
-def _reproducible(engine: StoreEngine) -> dict[str, Any]:
-    """What the engine reports, but for the memory that the process happens to have taken."""
-    return {name: part for name, part in engine.report().items() if name != "memory"}
-
-
 def _looking(rank: int, world_size: int, capacity: float, look: bool) -> dict[str, Any]:
     traffic = Traffic()
     engine = make_engine(world_size, "adagrad", capacity=capacity, staleness=2, traffic=traffic)
@@ -109,7 +103,7 @@ def _looking(rank: int, world_size: int, capacity: float, look: bool) -> dict[st
                 engine.predict(data[-1])
             with engine.snapshot():
                 pass
-    report = _reproducible(engine)
+    report = reproducible(engine)
     engine.finish()
     return {"losses": losses, "report": report, "bytes": dict(traffic.bytes), **tables_of(engine)}
 
@@ -148,7 +142,7 @@ def _resume(rank: int, world_size: int, capacity: float, staleness: float, used:
         "losses": losses,
         "again": again,
         "same": same,
-        "report": [_reproducible(first), _reproducible(second)],
+        "report": [reproducible(first), reproducible(second)],
         "folded": same_rows(saved, save(third)),
         "dirty": float(sum(len(r) for r, *_ in [(g["owner"]["rows"],) for g in saved["private"]["groups"]])),
     }
