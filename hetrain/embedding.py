@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from hetrain.lookups import sums_per_bag
 from hetrain.store.audit import audit_report, missed_updates, split_report
 from hetrain.store.messages import Message, Part, Reply, Request, no_flags
 from hetrain.store.read import Asked, ReadPlan
@@ -280,12 +281,7 @@ class StoreBags(nn.Module):
 def _pool(group: WidthGroup, read: _Read) -> Tensor:
     if read.rows is None:
         return group.table.pool(read.indices, read.offsets)
-    features, bags = len(group.features), read.offsets.shape[0] - 1
-    pooled = nn.functional.embedding_bag(
-        read.indices.to(read.rows.device), read.rows, read.offsets, mode="sum", include_last_offset=True
-    )
-    by_feature = pooled.view(features, bags // features, group.space.dim)
-    return by_feature.transpose(0, 1).reshape(bags // features, features * group.space.dim)
+    return sums_per_bag(read.rows, read.indices, read.offsets, len(group.features))
 
 
 def _plan(read: _Read) -> ReadPlan:

@@ -1,9 +1,9 @@
-"""Which rows a batch looks up: ids of features as global rows of a row space."""
+"""Which rows a batch looks up, ids of features as global rows of a row space, and their sums."""
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
@@ -22,3 +22,12 @@ def lookups(sparse: KeyedJaggedTensor, features: Sequence[str], first_rows: Tens
     else:
         rows = values + first_rows.repeat_interleave(torch.tensor(lengths))
     return rows.cpu(), sparse.offsets().long()
+
+
+def sums_per_bag(rows: Tensor, positions: Tensor, offsets: Tensor, features: int) -> Tensor:
+    """Sums [B, F * D] of `rows` [., D] at `positions` [n], which `offsets` [F * B + 1] cut into bags by feature."""
+    bags, dim, device = (len(offsets) - 1) // features, rows.shape[1], rows.device
+    pooled = nn.functional.embedding_bag(
+        positions.to(device), rows, offsets.to(device), mode="sum", include_last_offset=True
+    )
+    return pooled.view(features, bags, dim).transpose(0, 1).reshape(bags, features * dim)

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from hetrain.lookups import lookups
+from hetrain.lookups import lookups, sums_per_bag
 from hetrain.optim import RowOptimizer
 from hetrain.store.ask import Answer, RowsAnswered, RowsAsked
 from hetrain.store.clocked_copies import ClockedCopies, Reading
 from hetrain.store.messages import none
+from hetrain.store.route import by_part
 from hetrain.store.slot_table import SlotTable
 from hetrain.store.space import Placement
 
@@ -58,7 +59,7 @@ class PulledGroup:
         reading = self.copies.begin(rows, clock)
         place = torch.full((len(reading.rows),), -1, dtype=torch.int64)
         place[reading.fetched] = torch.arange(len(reading.fetched))
-        by_owner = _by_owner(self.placement, reading.rows)
+        by_owner = by_part(self.placement, reading.rows)
         fetched = [(at := place[part])[at >= 0] for part in by_owner]
         return _Read(reading, offsets, by_owner, fetched)
 
@@ -193,7 +194,7 @@ class Look:
         self._group = group
         rows, self._offsets = group.lookups(sparse)
         self._rows, self._positions = torch.unique(rows, return_inverse=True)
-        self._by_owner = _by_owner(group.placement, self._rows)
+        self._by_owner = by_part(group.placement, self._rows)
 
     def asked(self, owner: int) -> RowsAsked:
         """What `owner` is told."""
@@ -205,18 +206,4 @@ class Look:
         stored = torch.cat([part.stored for part in parts])
         value = torch.cat([part.value for part in parts])
         rows = self._group.copies.whole(self._rows[order], stored, value)[torch.argsort(order)].to(device)
-        features, dim = len(self._group.features), self._group.space.dim
-        bags = (len(self._offsets) - 1) // features
-        pooled = nn.functional.embedding_bag(
-            self._positions.to(device), rows, self._offsets.to(device), mode="sum", include_last_offset=True
-        )
-        return pooled.view(features, bags, dim).transpose(0, 1).reshape(bags, features * dim)
-
-
-def _by_owner(placement: Placement, rows: Tensor) -> list[Tensor]:
-    """Positions of `rows` [n] per rank that owns them, in the order of ascending rows."""
-    order = torch.argsort(rows)
-    if placement.world_size == 1:
-        return [order]
-    owner = placement.owner_of(rows[order])
-    return [order[owner == rank] for rank in range(placement.world_size)]
+        return sums_per_bag(rows, self._positions, self._offsets, len(self._group.features))

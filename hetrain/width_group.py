@@ -106,10 +106,6 @@ class WidthGroup:
         self.learning_rate = lr
         self.table.set_learning_rate(lr)
 
-    def owned(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`rows` [n] of the owner's memory, with copies of their values [n, D] and states [n, S]."""
-        return rows, self.owner.value.index_select(0, rows), self.owner.state.index_select(0, rows)
-
     def state_dict(self) -> dict[str, Any]:
         """This rank's cache and clocks, and inside a view of the owner the rows it changed, to resume bit for bit."""
         return {"batch_rows": self.batch_rows, "cache": self.cache.state_dict(), "owner": self.owner.state_dict()}

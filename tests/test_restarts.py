@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 from hetrain import checkpoint
 from hetrain.config import RunConfig
 from hetrain.config.compose import to_yaml
-from hetrain.data.sample import ensure_sample
 from tests import small_run
 from tests.ranks import run_ranks
 from tests.small_run import config, train
@@ -24,19 +24,12 @@ TIMES = ("time", "seconds", "_per_s", "share")  # in the names of figures that d
 AS_WHOLE = ("steps", "examples", "auc", "logloss", "validation", "test", "best_step", "cache", "observed_staleness_max")
 
 
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    ensure_sample(config(folder, "het").data)
-    return folder / "sample"
-
-
 @pytest.fixture
-def cfg_of(sample: Path, tmp_path: Path) -> Any:
-    common = {"data__path": str(sample), "train__max_steps": STEPS, "checkpoint__every": EVERY, "launch__threads": 1}
+def cfg_of(cfg_of: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
+    common = {"train__max_steps": STEPS, "checkpoint__every": EVERY, "launch__threads": 1}
     common |= {"train__eval_every": 1_000}  # an evaluation better than all before would be saved, too
     common |= {"telemetry__log_every": 2}  # a restart between two log steps would show the later one's part of the loss
-    return lambda mode, **changes: config(tmp_path, mode, **(common | changes))
+    return lambda mode, **changes: cfg_of(mode, **(common | changes))
 
 
 def killed(cfg: RunConfig, deaths: str) -> tuple[int, str]:

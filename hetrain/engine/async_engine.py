@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 
 from hetrain.data.batch import Batch
 from hetrain.engine import EngineState, Origin, StepOutput
-from hetrain.engine.async_settings import async_layout
 from hetrain.engine.flat_dense import FlatDense
 from hetrain.engine.loss import loss_share
 from hetrain.engine.own_pace import OwnPace
 from hetrain.engine.owned_tables import owned_tables, owns, seen_rows, take_up_rows
 from hetrain.engine.owner_part import OwnerPart, read_dense
+from hetrain.engine.step_output import network_tensors, step_output
 from hetrain.engine.store_memory import StoreMemory, peak_rss
-from hetrain.engine.store_settings import StoreSettings, kept_rows
+from hetrain.engine.store_settings import StoreSettings, async_layout, kept_rows
 from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.plan import Plan
 from hetrain.pulled_bags import Look, PulledBags, PulledGroup
@@ -76,42 +76,53 @@ class AsyncEngine:
         torch.manual_seed(seed)
         self._network = make_model(self._bags).to(device)
         self._dense = FlatDense(self._network, dense_optimizer, len(self._owners), device)
-        self._part: OwnerPart | None = None
-        if roles.owns(rank):
-            self._part = OwnerPart(
-                placements,
-                rank,
-                row_optimizer,
-                dense_optimizer,
-                self._own_dense(),
-                self._factor,
-                settings,
-                roles,
-                seed,
-                copies=any(capacities),
-            )
-            self._part.answer(self._transport)
-        widths = [(space.dim, row_optimizer.state_width(space.dim) if any(capacities) else 0) for space in spaces]
+        keeps = any(capacities)
+        self._part = self._owner_part(placements, dense_optimizer, seed, copies=keeps) if roles.owns(rank) else None
         service = None if self._part is None else self._part.service
+        widths = [(space.dim, row_optimizer.state_width(space.dim) if keeps else 0) for space in spaces]
         self._asking = Asking(self._transport, service, widths, traffic)
-        self.accord = OwnPace(
-            self._transport,
-            None if service is None else service.meetings,
-            None if service is None else service.lock,
-            settings.batch_size,
-            group,
-        )
+        meetings, lock = (None, None) if service is None else (service.meetings, service.lock)
+        self.accord = OwnPace(self._transport, meetings, lock, settings.batch_size, group)
         self._origin = Origin(seed, row_optimizer.name, tables)
         self._layout = async_layout(mode, settings, capacities, self._transport.world_size, self._origin, plan)
         self._hashed = settings.index == "hash"  # memory, and checkpoints, hold the rows seen
         self.memory = memory
-        self._clock = 0  # steps this worker has trained in this sitting
+        self._asked = 0  # Asks sent
+        self._looking = False
+        self._start_over()
+        self._transport.open()
+
+    def _start_over(self) -> None:
+        """No step was taken yet in this sitting."""
+        self._clock = 0  # steps this worker has trained
         self._batch: Batch | None = None  # begun, not yet granted
         self._staged = 0  # examples behind the gradients that wait to be pushed
-        self._asked = 0  # Asks sent
         self._counted = 0  # examples of all ranks that earlier StepOutputs told
-        self._ended = self._looking = False
-        self._transport.open()
+        self._ended = False
+
+    def _owner_part(
+        self,
+        placements: Sequence[Placement],
+        dense_optimizer: Callable[[Iterable[Parameter]], Optimizer],
+        seed: int,
+        *,
+        copies: bool,
+    ) -> OwnerPart:
+        """What this rank owns, ready to answer."""
+        part = OwnerPart(
+            placements,
+            self._transport.rank,
+            self._row_optimizer,
+            dense_optimizer,
+            self._own_dense(),
+            self._factor,
+            self._settings,
+            self._transport.roles,
+            seed,
+            copies=copies,
+        )
+        part.answer(self._transport)
+        return part
 
     def _pulled_groups(
         self, placements: Sequence[Placement], capacities: Sequence[int], seed: int
@@ -179,12 +190,8 @@ class AsyncEngine:
         return share, total, logits.detach()
 
     def _output(self, batch: Batch, logits: Tensor, total: Tensor, waited_s: float) -> StepOutput:
-        labels = batch.labels
-        if batch.weights is not None:
-            kept = batch.weights > 0
-            logits, labels = logits[kept], labels[kept]
         others, self._counted = self.accord.begun - self._counted, self.accord.begun
-        return StepOutput(total, logits, labels, len(labels), others, waited_s)
+        return step_output(batch, logits, total, waited_s, others)
 
     def _pull(self, batch: Batch) -> float | None:
         """One trip to every owner; the learning rate of rows in this step, or None where ranks meet first."""
@@ -329,7 +336,7 @@ class AsyncEngine:
             owned = [] if self._part is None else self._part.rows
             yield EngineState(
                 step=self.accord.step,
-                dense={name: value.detach() for name, value in _named(self._network)},
+                dense=network_tensors(self._network),
                 dense_optimizer=self._dense.whole(self._look_at_dense()),
                 tables={} if self._hashed else owned_tables(owned),
                 replicated=frozenset(),
@@ -350,8 +357,7 @@ class AsyncEngine:
             self._part.restart(self._own_dense(), self._dense.part(state.dense_optimizer, place))
         self.accord.restart(state.step)
         self._bags.clear()
-        self._clock = self._staged = self._counted = 0
-        self._batch, self._ended = None, False
+        self._start_over()
         if private is not None:
             for group, counters in zip(self._groups, private["counters"], strict=True):
                 group.copies.counters = Counters(**counters)
@@ -379,8 +385,3 @@ class AsyncEngine:
                 "owner_rows_max": found.get("owner_rows_max"),
             },
         }
-
-
-def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()

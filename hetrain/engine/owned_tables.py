@@ -1,6 +1,7 @@
 """The rows a rank owns, as checkpoints see them."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -12,12 +13,25 @@ from hetrain.store.space import Placement
 
 
 class OwnedPart(Protocol):
-    """One embedding dim as far as its owner goes: a WidthGroup, or a server's part."""
+    """One embedding dim as far as its owner goes: a WidthGroup, or an `Owned`."""
 
     @property
     def placement(self) -> Placement: ...  # noqa: D102
     @property
     def owner(self) -> Owner: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Owned:
+    """One embedding dim on a rank that owns rows and has nothing else of them."""
+
+    placement: Placement
+    owner: Owner
+
+
+def rows_of(owner: Owner, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`rows` [n] of the owner's memory, with copies of their values [n, D] and states [n, S]."""
+    return rows, owner.value.index_select(0, rows), owner.state.index_select(0, rows)
 
 
 def owned_tables(parts: Sequence[OwnedPart]) -> dict[str, list[TablePiece]]:

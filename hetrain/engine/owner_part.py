@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,24 +9,16 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from hetrain.engine.owned_tables import Owned
 from hetrain.engine.store_settings import StoreSettings, make_owner
 from hetrain.optim import RowOptimizer
 from hetrain.roles import Roles
 from hetrain.store.dense_shard import DenseShard, State
 from hetrain.store.meetings import Meetings
-from hetrain.store.owner import Owner
 from hetrain.store.service import OwnerService, Parked
 from hetrain.store.space import Placement
 from hetrain.store.worker_clocks import WorkerClocks
 from hetrain.transport.rpc import Reply, RpcTransport
-
-
-@dataclass(frozen=True)
-class OwnedRows:
-    """One embedding dim."""
-
-    placement: Placement
-    owner: Owner
 
 
 class OwnerPart:
@@ -49,7 +40,7 @@ class OwnerPart:
     ) -> None:
         """`dense` [P]: this owner's slice, as it starts. `factor`, `copies`: see OwnerService."""
         self.rows = [
-            OwnedRows(placement, make_owner(placement, rank, row_optimizer, seed, settings, held_back=False))
+            Owned(placement, make_owner(placement, rank, row_optimizer, seed, settings, held_back=False))
             for placement in placements
         ]
         self.dense = DenseShard(dense, dense_optimizer)

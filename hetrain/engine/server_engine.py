@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,26 +11,17 @@ from torch import Tensor
 
 from hetrain.data.batch import Batch
 from hetrain.engine import EngineState, Origin, StepOutput
-from hetrain.engine.owned_tables import owned_tables, owns, seen_rows, take_up_rows
+from hetrain.engine.owned_tables import Owned, owned_tables, owns, rows_of, seen_rows, take_up_rows
 from hetrain.engine.store_memory import peak_rss
 from hetrain.engine.store_settings import StoreSettings, kept_rows, make_owner, store_layout
 from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.plan import Plan
 from hetrain.store.audit import missed_updates
 from hetrain.store.messages import Part
-from hetrain.store.owner import Owner
 from hetrain.store.space import Placement, row_spaces
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
 from hetrain.transport.collective import CollectiveTransport
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One embedding dim."""
-
-    placement: Placement
-    owner: Owner
 
 
 class ServerEngine:
@@ -57,12 +47,12 @@ class ServerEngine:
         world_size, rank = dist.get_world_size(group), dist.get_rank(group)
         spaces = row_spaces(tables)
         capacities = kept_rows(settings, spaces, row_optimizer)
-        self._parts: list[_Part] = []
+        self._parts: list[Owned] = []
         widths: list[tuple[int, int]] = []
         for space, capacity in zip(spaces, capacities, strict=True):
             placement, held_back = Placement(space, plan, world_size), capacity > 0
             owner = make_owner(placement, rank, row_optimizer, seed, settings, held_back=held_back)
-            self._parts.append(_Part(placement, owner))
+            self._parts.append(Owned(placement, owner))
             widths.append((space.dim, row_optimizer.state_width(space.dim) if held_back else 0))
         self._transport = CollectiveTransport(
             [part.owner for part in self._parts],
@@ -203,7 +193,7 @@ class ServerEngine:
             )
             # Rows loaded in place are lost where closing the view undoes them: `restore` writes them once more.
             self._overwritten = [
-                _owned(part.owner, group["owner"]["rows"])
+                rows_of(part.owner, group["owner"]["rows"])
                 for part, group in zip(self._parts, saved, strict=True)
                 if not self._hashed
             ]
@@ -234,8 +224,3 @@ class ServerEngine:
                 "owner_rows_max": sum(part.owner.memory.nbytes_used for part in self._parts),
             },
         }
-
-
-def _owned(owner: Owner, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`rows` [n] of the owner's memory, with copies of their values [n, D] and states [n, S]."""
-    return rows, owner.value.index_select(0, rows), owner.state.index_select(0, rows)

@@ -17,7 +17,8 @@ from hetrain.data.batch import Batch
 from hetrain.embedding import StoreBags
 from hetrain.engine import EngineState, Origin, StepOutput
 from hetrain.engine.loss import loss_share
-from hetrain.engine.owned_tables import owned_tables, owns, seen_rows, take_up_rows
+from hetrain.engine.owned_tables import owned_tables, owns, rows_of, seen_rows, take_up_rows
+from hetrain.engine.step_output import network_tensors, step_output
 from hetrain.engine.store_memory import StoreMemory, peak_rss
 from hetrain.engine.store_settings import StoreSettings, kept_rows, make_owner, store_layout
 from hetrain.optim import RowOptimizer, Schedule
@@ -153,7 +154,8 @@ class StoreEngine:
             self._bags.arrive(before_late=partial(self._set_owner_rates, self._step))
         self._is_read = self._next is not None
         self._step += 1
-        return self._output(batch, logits.detach(), total)
+        waited_s = self._bags.take_wait_s() + self._reducer.take_wait_s()
+        return step_output(batch, logits.detach(), total, waited_s)
 
     def _settle(self) -> None:
         """The dense update that the last step left."""
@@ -179,14 +181,6 @@ class StoreEngine:
         every = self._settings.audit_every
         if every and self._step % every == 0:
             self._missed_updates_max = max(self._missed_updates_max, self._bags.audit())
-
-    def _output(self, batch: Batch, logits: Tensor, total: Tensor) -> StepOutput:
-        labels = batch.labels
-        if batch.weights is not None:
-            kept = batch.weights > 0
-            logits, labels = logits[kept], labels[kept]
-        waited_s = self._bags.take_wait_s() + self._reducer.take_wait_s()
-        return StepOutput(total, logits, labels, len(labels), batch.global_size, waited_s)
 
     def _set_rates(self) -> None:
         """Rates of this step's row updates; owners get that of the step whose gradients this round pushes."""
@@ -260,7 +254,7 @@ class StoreEngine:
             }
             yield EngineState(
                 step=self._step,
-                dense={name: value.detach() for name, value in _named(self._network)},
+                dense=network_tensors(self._network),
                 dense_optimizer=self._dense_optimizer.state_dict(),
                 tables={} if self._hashed else owned_tables(self._groups),
                 replicated=frozenset(),
@@ -272,7 +266,7 @@ class StoreEngine:
             )
             # Rows loaded in place are lost where closing the view undoes them: `restore` writes them once more.
             self._overwritten = [
-                part.owned(saved["owner"]["rows"])
+                rows_of(part.owner, saved["owner"]["rows"])
                 for part, saved in zip(self._groups, saved_groups, strict=True)
                 if not self._hashed
             ]
@@ -308,8 +302,3 @@ class StoreEngine:
                 "owner_rows_max": sum(part.owner.memory.nbytes_used for part in self._groups),
             },
         }
-
-
-def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()

@@ -119,14 +119,32 @@ def store_layout(
 ) -> dict[str, Any]:
     """What must be equal, on workers and servers alike, for a rank's private part of a checkpoint to fit."""
     return {
+        **_common_layout(settings, capacities, world_size, origin, plan),
         "mode": "het",
-        "world_size": world_size,
-        "servers": settings.servers,
-        "capacity_rows": list(capacities),
         "policy": settings.policy,
         "clock": settings.clock,
         "validation": settings.validation,
         "overlapped": settings.overlapped,
+    }
+
+
+def async_layout(
+    mode: str, settings: StoreSettings, capacities: Sequence[int], world_size: int, origin: Origin, plan: Plan
+) -> dict[str, Any]:
+    """The same for `asp` and `ssp`.
+
+    `own_pace`: it holds no copies and no worker clocks, which begin anew: nobody could tell them from others.
+    """
+    return {**_common_layout(settings, capacities, world_size, origin, plan), "mode": mode, "own_pace": True}
+
+
+def _common_layout(
+    settings: StoreSettings, capacities: Sequence[int], world_size: int, origin: Origin, plan: Plan
+) -> dict[str, Any]:
+    return {
+        "world_size": world_size,
+        "servers": settings.servers,
+        "capacity_rows": list(capacities),
         "batch_size": settings.batch_size,  # a batch read ahead must be the same after a resume
         "audit": settings.audit_every > 0,
         "seed": origin.seed,  # rows that were never sent start as these say

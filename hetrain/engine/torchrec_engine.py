@@ -16,6 +16,7 @@ from hetrain.engine.counted import counting
 from hetrain.engine.local_bags import LocalBags
 from hetrain.engine.loss import loss_share
 from hetrain.engine.sharded_bags import ShardedBags
+from hetrain.engine.step_output import step_output
 from hetrain.errors import ConfigError
 from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.torchrec_planner import plan_of
@@ -106,7 +107,7 @@ class TorchRecEngine:
         self._bags.discard(None if self._next is None else self._next.sparse)
         self._step += 1
         waited = self._bags.take_wait_s() + self._reducer.take_wait_s()
-        return _output(batch, logits.detach(), total, waited)
+        return step_output(batch, logits.detach(), total, waited)
 
     def finish(self) -> None:
         """Nothing is held back; what was fetched ahead is let go."""
@@ -186,14 +187,6 @@ class TorchRecEngine:
             yield
         finally:
             self._bags.counter.pooled = "pooled_fwd"
-
-
-def _output(batch: Batch, logits: Tensor, total: Tensor, waited: float) -> StepOutput:
-    labels = batch.labels
-    if batch.weights is not None:  # 0 marks padding
-        real = batch.weights != 0
-        logits, labels = logits[real], labels[real]
-    return StepOutput(total, logits, labels, int(labels.shape[0]), batch.global_size, waited)
 
 
 def _check_equal(plan: dict[str, Any]) -> None:

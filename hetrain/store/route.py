@@ -61,7 +61,7 @@ def split(request: Request, placement: Placement, blocks: int = 1) -> Routed:
     Rows ascend within each part: so their numbers travel in few bytes.
     """
     push, fetch, check = (
-        _by_part(placement, rows, blocks) for rows in (request.push_rows, request.fetch_rows, request.check_rows)
+        by_part(placement, rows, blocks) for rows in (request.push_rows, request.fetch_rows, request.check_rows)
     )
     parts = []
     for pushed, fetched, checked in zip(push, fetch, check, strict=True):
@@ -73,7 +73,7 @@ def split(request: Request, placement: Placement, blocks: int = 1) -> Routed:
     return Routed([parts[first : first + owners] for first in range(0, len(parts), owners)], fetch, check)
 
 
-def _by_part(placement: Placement, rows: Tensor, blocks: int) -> list[Tensor]:
+def by_part(placement: Placement, rows: Tensor, blocks: int = 1) -> list[Tensor]:
     """Positions of `rows` [n] per block and owner, in the order of ascending rows."""
     order = torch.argsort(rows)
     owners = placement.world_size
