@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hetrain.capacity import parse_capacity
+from hetrain.config.comms import comms_findings
 from hetrain.config.schema import LaunchConfig, RunConfig
 from hetrain.errors import ConfigError
 
@@ -30,7 +31,10 @@ SPLITS = ("train", "validation", "test")
 
 def check(cfg: RunConfig) -> None:
     """Raise ConfigError when `cfg` cannot run."""
-    parts = (_run, _data, _model, _optimizer, _planner, _consistency, _cluster, _launch, _train, _checkpoint, _store)
+    parts = (
+        *(_run, _data, _model, _optimizer, _planner, _consistency, _cluster),
+        *(_comms, _launch, _train, _checkpoint, _store),
+    )
     found = [finding for part in parts for finding in part(cfg)]
     if len(found) == 1:
         raise ConfigError(found[0])
@@ -72,7 +76,6 @@ def _run(cfg: RunConfig) -> Iterator[str]:
         yield _finding(
             "name", cfg.name, "a folder name without '/' that does not start with '.'", "Set `runs` for where."
         )
-    yield from _one_of("comms.name", cfg.comms.name, ("none",), ("fp16", "bf16", "int8", "dct"))
     yield from _at_least("telemetry.log_every", cfg.telemetry.log_every, 1)
     yield from _at_least("telemetry.audit_every", cfg.telemetry.audit_every, 0, "0 turns audits off.")
 
@@ -215,6 +218,10 @@ def _cluster(cfg: RunConfig) -> Iterator[str]:
             "0 with consistency.mode=bsp",
             "TorchRec shards tables over the workers themselves; servers own the rows of consistency=het, ssp and asp.",
         )
+
+
+def _comms(cfg: RunConfig) -> Iterator[str]:
+    yield from comms_findings(cfg)
 
 
 def _launch(cfg: RunConfig) -> Iterator[str]:

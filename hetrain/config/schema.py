@@ -115,10 +115,28 @@ class ConsistencyConfig:
 
 
 @dataclass
-class CommsConfig:
-    """What travels."""
+class DctConfig:
+    """Dynamic communication thresholding: what is small waits (KDD 2021)."""
 
-    name: str = "none"
+    dense_sparsity: float = 0.99  # share of every dense gradient that waits
+    pooled_sparsity: float = 0.95  # share of a sample's pooled values that is left out
+    rows_sparsity: float = 0.9  # share of the values of the rows pushed that waits
+    refresh_steps: int = 1000  # steps after which thresholds are found anew
+    warmup_steps: int = 0  # steps at the start in which everything travels
+    smallest: int = 128  # values; smaller dense tensors travel whole
+    max_age: int = 16  # pushes of a row after which what waited is sent whole
+
+
+@dataclass
+class CommsConfig:
+    """What travels, in which form: none | fp16 | bf16 | int8 | dct on every path, or path by path."""
+
+    name: str = "none"  # int8 sends dense gradients as bf16
+    rows: str | None = None  # fetches and pushes of the store; null: as name says
+    pooled_forward: str | None = None  # pooled embeddings of bsp; null: as name says
+    pooled_backward: str | None = None  # their gradients; null: as name says
+    dense: str | None = None  # dense gradients; null: as name says
+    dct: DctConfig = field(default_factory=DctConfig)
 
 
 @dataclass

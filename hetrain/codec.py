@@ -1,0 +1,43 @@
+"""What travels, by path and mode: the options there are, and where each of them runs. Pure rules, no torch."""
+
+from dataclasses import dataclass
+
+OPTIONS = ("none", "fp16", "bf16", "int8", "dct")
+PATHS = ("rows", "pooled_forward", "pooled_backward", "dense")
+ROUNDS, OWN_PACE = ("het",), ("asp", "ssp")
+
+# Paths that a mode has: rows travel between caches and owners, pooled embeddings between TorchRec's ranks.
+OF_MODE = {
+    "bsp": ("pooled_forward", "pooled_backward", "dense"),
+    "het": ("rows", "dense"),
+    "asp": ("rows", "dense"),
+    "ssp": ("rows", "dense"),
+}
+
+# Options other than none that run, by mode and path, on the CPU and on CUDA alike.
+RUNS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("bsp", "pooled_forward"): (),
+    ("bsp", "pooled_backward"): (),
+    ("bsp", "dense"): (),
+    ("het", "rows"): (),
+    ("het", "dense"): (),
+    ("asp", "rows"): (),
+    ("asp", "dense"): (),
+    ("ssp", "rows"): (),
+    ("ssp", "dense"): (),
+}
+
+
+@dataclass(frozen=True)
+class Codecs:
+    """The option of every path of a run; none where the mode has no such path."""
+
+    rows: str = "none"
+    pooled_forward: str = "none"
+    pooled_backward: str = "none"
+    dense: str = "none"
+
+
+def of_name(name: str, path: str) -> str:
+    """What `comms=name` means for `path`, where no finer key says otherwise."""
+    return "bf16" if name == "int8" and path == "dense" else name
