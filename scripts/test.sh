@@ -9,7 +9,7 @@ failed=()
 "$BIN/ruff" check . || failed+=("ruff check")
 "$BIN/ruff" format --check . || failed+=("ruff format")
 "$BIN/mypy" || failed+=(mypy)
-"$BIN/python" -m pytest "$@" || failed+=(pytest)
+"$BIN/python" -m pytest -n 2 --dist worksteal "$@" || failed+=(pytest)
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "${failed[@]}" >&2
     exit 1
