@@ -27,8 +27,9 @@ def paired(runs: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> Pa
     mean, half = interval([run["auc"] - other["auc"] for run, other in zip(runs, base, strict=True)])
     if runs[0]["mode"] == "bsp":
         return Paired(auc, logloss, mean, half, "", "")
-    seen = max(run["observed_staleness_max"] for run in runs)
-    return Paired(auc, logloss, mean, half, f"{runs[0]['cache']['hit_rate']:.3f}", f"{seen:.15g}")
+    seen = max(run["observed_staleness_max"] or 0 for run in runs)
+    rate = (runs[0]["cache"] or {}).get("hit_rate")
+    return Paired(auc, logloss, mean, half, "" if rate is None else f"{rate:.3f}", f"{seen:.15g}")
 
 
 def interval(values: list[float]) -> tuple[float, float]:
