@@ -37,7 +37,7 @@ GENERATED = [
 def table(rows: dict[tuple[str, str, int], dict[str, Any]], args: argparse.Namespace, best: float | None) -> str:
     """One Markdown line per cell: mean over seeds, distance to the best AUC, paired difference to bsp."""
     lines = [
-        "| model | mode | AUC | logloss | best - AUC | AUC - the first mode's (95% interval) | hit rate | staleness seen |",
+        "| model | mode | AUC | logloss | best - AUC | AUC - the first's (95%) | hit rate | staleness seen |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for model in args.models:
