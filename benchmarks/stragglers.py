@@ -91,8 +91,8 @@ def main() -> None:
     """Train what is missing, then print the table."""
     parser = cell_parser(__doc__, "runs/stragglers")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--stretch", type=float, default=4.0)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--stretch", type=float, default=10.0)
     args = parser.parse_args()
     print("| mode | case | examples/s | of even | theory | staleness seen |\n|---|---|---|---|---|---|")
     for mode in MODES:

@@ -24,6 +24,7 @@ from hetrain.store.initial import InitialRows
 from hetrain.store.messages import Reply, Request, none
 from hetrain.store.policy import make_policy
 from hetrain.store.read import Asked, ReadPlan
+from hetrain.store.scatter import put_rows
 from hetrain.store.slots import Slots
 from hetrain.store.space import RowSpace
 
@@ -190,8 +191,8 @@ class Cache:
             return Fetched(value, state, clock, applied)
         at = torch.from_numpy(np.flatnonzero(sent)).to(device)
         whole = Fetched(
-            value.new_empty(count, value.shape[1]).index_copy_(0, at, value),
-            state.new_zeros(count, state.shape[1]).index_copy_(0, at, state),
+            put_rows(value.new_empty(count, value.shape[1]), at, value),
+            put_rows(state.new_zeros(count, state.shape[1]), at, state),
             clock,
             applied,
         )
@@ -206,7 +207,7 @@ class Cache:
         if len(at):
             fresh = out.new_empty(len(at), out.shape[1])
             self._initial.fill(fresh, rows.to(out.device)[at])
-            out.index_copy_(0, at, fresh)
+            put_rows(out, at, fresh)
 
     def rows_of(self, rows: Tensor, reply: Reply) -> Tensor:
         """Values [N, D] of fetched `rows` [N] that no copy is kept of: those of `reply`, or initial ones."""
@@ -214,7 +215,7 @@ class Cache:
         if len(value) == len(rows):
             return value
         at = torch.from_numpy(np.flatnonzero(sent)).to(value.device)
-        whole = value.new_empty(len(rows), value.shape[1]).index_copy_(0, at, value)
+        whole = put_rows(value.new_empty(len(rows), value.shape[1]), at, value)
         self._make_initial(whole, rows, sent)
         return whole
 

@@ -17,6 +17,7 @@ from hetrain.store.index import Ints
 from hetrain.store.initial import InitialRows
 from hetrain.store.messages import none
 from hetrain.store.policy import make_policy
+from hetrain.store.scatter import put_rows
 from hetrain.store.slots import Slots
 from hetrain.store.space import RowSpace
 from hetrain.store.zeros import lazy_zeros
@@ -149,10 +150,10 @@ class ClockedCopies:
             reading.value = fresh
             return
         slots = torch.from_numpy(at)
-        self._value.index_copy_(0, slots, fresh)
+        put_rows(self._value, slots, fresh)
         sums = state.new_zeros(len(wanted), self.state_width)
         sums[stored] = state
-        self._state.index_copy_(0, slots, sums)
+        put_rows(self._state, slots, sums)
         reading.value = self._value.index_select(0, torch.from_numpy(reading.slots))
 
     def whole(self, rows: Tensor, stored: Tensor, value: Tensor) -> Tensor:
@@ -174,8 +175,8 @@ class ClockedCopies:
         at = torch.from_numpy(reading.slots)
         value, state = reading.value, self._state.index_select(0, at)
         self._optimizer.step_(value, state, gradient, lr)
-        self._value.index_copy_(0, at, value)
-        self._state.index_copy_(0, at, state)
+        put_rows(self._value, at, value)
+        put_rows(self._state, at, state)
         if self._audit:
             self._seen[reading.slots] += 1
         self._policy.used(reading.slots)

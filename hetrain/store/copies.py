@@ -16,6 +16,7 @@ from hetrain.optim import RowOptimizer
 from hetrain.store.difference import decode, encode
 from hetrain.store.index import Ints
 from hetrain.store.messages import Reply, Request
+from hetrain.store.scatter import put_rows
 from hetrain.store.zeros import lazy_zeros
 
 NONE = -1
@@ -42,8 +43,8 @@ class Fetched(NamedTuple):
     def replace(self, at: Ints, rows: "Fetched") -> None:
         """Put `rows` [n] at positions `at` [n], in place."""
         index = torch.from_numpy(at).to(self.value.device)
-        self.value.index_copy_(0, index, rows.value)
-        self.state.index_copy_(0, index, rows.state)
+        put_rows(self.value, index, rows.value)
+        put_rows(self.state, index, rows.state)
         self.clock[at], self.applied[at] = rows.clock, rows.applied
 
 
@@ -82,11 +83,11 @@ class Copies:
         if not len(slots):
             return
         at = self._at(slots)
-        self.value.index_copy_(0, at, rows.value)
-        self.state.index_copy_(0, at, rows.state)
+        put_rows(self.value, at, rows.value)
+        put_rows(self.state, at, rows.state)
         if self.held_back:
-            self._base_value.index_copy_(0, at, rows.value)
-            self._base_state.index_copy_(0, at, rows.state)
+            put_rows(self._base_value, at, rows.value)
+            put_rows(self._base_state, at, rows.state)
         self.start[slots] = self.current[slots] = rows.clock
         self.noticed[slots] = NONE
         if self.audit:
@@ -104,8 +105,8 @@ class Copies:
         pending = self.pending(slots)
         self.put(slots, rows)
         merged = rows.state + pending_state
-        self.value.index_copy_(0, at, rows.value + decode(pushed, merged, eps))
-        self.state.index_copy_(0, at, merged)
+        put_rows(self.value, at, rows.value + decode(pushed, merged, eps))
+        put_rows(self.state, at, merged)
         self.current[slots] += pending
 
     def pending(self, slots: Ints) -> Ints:
@@ -148,9 +149,9 @@ class Copies:
         step = decode(request.push_value[last], state, self._optimizer.eps)
         value = self._base_value.index_select(0, at) + step
         for tensor in (self._base_value, self.value):
-            tensor.index_copy_(0, at, value)
+            put_rows(tensor, at, value)
         for tensor in (self._base_state, self.state):
-            tensor.index_copy_(0, at, state)
+            put_rows(tensor, at, state)
         if self.audit:
             self.applied[slots] += self.pending(slots)
         self.start[slots] = self.current[slots]

@@ -18,6 +18,7 @@ from hetrain.store.initial import InitialRows
 from hetrain.store.messages import Part, Reply, Request, none
 from hetrain.store.owner_columns import directing_copies, owner_columns, sends_notices
 from hetrain.store.row_memory import make_row_memory
+from hetrain.store.scatter import add_rows, put_rows
 from hetrain.store.space import Placement, RowSpace
 from hetrain.store.undo import UndoLog
 
@@ -198,10 +199,10 @@ class Owner:
         """State differences first, so that every step is scaled by the state merged from all ranks."""
         for part, request in zip(rows, pushing, strict=True):
             if self.state.shape[1]:
-                self.state.index_add_(0, part, request.push_state)
+                add_rows(self.state, part, request.push_state)
         for part, request in zip(rows, pushing, strict=True):
             merged = self.state.index_select(0, part)
-            self.value.index_add_(0, part, decode(request.push_value, merged, self.optimizer.eps))
+            add_rows(self.value, part, decode(request.push_value, merged, self.optimizer.eps))
 
     def _apply_gradients(self, touched: Tensor, places: Sequence[Tensor], pushing: Sequence[Request]) -> None:
         """Sum the gradients of every row over the ranks, then step its optimizer once."""
@@ -209,11 +210,11 @@ class Owner:
         if len(pushing) > 1:
             gradient = torch.zeros(len(touched), self.space.dim, device=self._device)
             for place, request in zip(places, pushing, strict=True):
-                gradient.index_add_(0, place, request.push_value)
+                add_rows(gradient, place, request.push_value)
         value, state = self.value.index_select(0, touched), self.state.index_select(0, touched)
         self.optimizer.step_(value, state, gradient, self.learning_rate)
-        self.value.index_copy_(0, touched, value)
-        self.state.index_copy_(0, touched, state)
+        put_rows(self.value, touched, value)
+        put_rows(self.state, touched, state)
 
     def _distinct(self, rows: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Distinct rows [U] of all parts, and for each part the positions of its rows among them.
