@@ -50,6 +50,7 @@ class DenseReducer:
         self._exchange: Exchange | None = None
         self._gradients: dict[Tensor, Tensor] = {}  # by parameter: of the backward that runs, or is being summed
         self._started = False  # the exchange
+        self._failed: RuntimeError | None = None  # what starting it met with; autograd would make a traceback of it
 
     @property
     def world_size(self) -> int:
@@ -103,15 +104,20 @@ class DenseReducer:
             self._gradients[parameter] = gradient
         if self._exchange is not None:
             if bucket.is_last():
-                flat = torch.cat([self._gradients[p].reshape(-1) for p in self._parameters.values()])
-                self._exchange.start(flat)
-                self._started = True
+                self._start(self._exchange)
         else:
             self._all_reduce(buffer)
         # Gradients are views of the buffer (gradient_as_bucket_view): the sum arrives in them, and DDP need not wait.
         started: torch.futures.Future[Tensor] = torch.futures.Future()
         started.set_result(buffer)
         return started
+
+    def _start(self, exchange: Exchange) -> None:
+        self._started = True
+        try:
+            exchange.start(torch.cat([self._gradients[p].reshape(-1) for p in self._parameters.values()]))
+        except RuntimeError as error:
+            self._failed = error
 
     def _all_reduce(self, buffer: Tensor) -> None:
         nbytes = buffer.numel() * buffer.element_size()
@@ -150,6 +156,8 @@ class DenseReducer:
         """Put the sums where DDP left this rank's gradients."""
         assert self._exchange is not None
         self._started = False
+        if self._failed is not None:
+            raise self._failed
         parts = self._exchange.finish().split([parameter.numel() for parameter in self._parameters.values()])
         for parameter, part in zip(self._parameters.values(), parts, strict=True):
             self._gradients[parameter].copy_(part.view(parameter.shape))

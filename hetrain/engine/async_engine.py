@@ -340,17 +340,14 @@ class AsyncEngine:
         """State to save from, or to load into in place."""
         with self.evaluating():
             owned = [] if self._part is None else self._part.rows
+            counters = [asdict(group.copies.counters) for group in self._groups]
             yield EngineState(
                 step=self.accord.step,
                 dense=network_tensors(self._network),
                 dense_optimizer=self._dense.whole(self._look_at_dense()),
                 tables={} if self._hashed else owned_tables(owned),
                 replicated=frozenset(),
-                private={
-                    "age_max": self._age_max(),
-                    "counters": [asdict(g.copies.counters) for g in self._groups],
-                    "dense": self._held_back.state_dict(),
-                },
+                private={"age_max": self._age_max(), "counters": counters, "dense": self._held_back.state_dict()},
                 layout=self._layout,
                 origin=self._origin,
                 seen=seen_rows(owned) if self._hashed else None,
