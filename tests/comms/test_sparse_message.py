@@ -1,4 +1,4 @@
-"""Values and positions as bytes: they come back, and each of the two ways for positions is taken where it is smaller."""
+"""Values and positions as bytes: they come back, and positions take the fewer bytes of two ways."""
 
 import numpy as np
 import pytest
