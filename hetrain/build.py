@@ -15,7 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 from hetrain import checkpoint
+from hetrain.comms.dense_exchange import DenseComms
 from hetrain.config import RunConfig
+from hetrain.config.comms import codecs_of
 from hetrain.config.schema_keys import flatten
 from hetrain.data.fingerprint import Fingerprint, differing, fingerprint
 from hetrain.data.hold import hold
@@ -181,6 +183,7 @@ def make_engine(
         "device": device,
         "seed": cfg.seed,
         "traffic": traffic,
+        "dense_comms": DenseComms(codecs_of(cfg).dense, cfg.comms.dct, cfg.launch.timeout_s),
     }
     if cfg.consistency.mode == "het":
         from hetrain.engine.server_engine import ServerEngine
@@ -373,6 +376,7 @@ def _about(cfg: RunConfig, schema: DatasetSchema, ranks: Ranks) -> dict[str, Any
         "staleness_unit": "steps" if cfg.consistency.mode in OWN_PACE else "updates",
         "batch_size": cfg.train.batch_size,
         "servers": ranks.servers,
+        "comms": vars(codecs_of(cfg)),
         "best_auc": schema.best_auc,
     }
 

@@ -18,13 +18,13 @@ OF_MODE = {
 RUNS: dict[tuple[str, str], tuple[str, ...]] = {
     ("bsp", "pooled_forward"): (),
     ("bsp", "pooled_backward"): (),
-    ("bsp", "dense"): (),
+    ("bsp", "dense"): ("fp16", "bf16", "dct"),
     ("het", "rows"): (),
-    ("het", "dense"): (),
+    ("het", "dense"): ("fp16", "bf16", "dct"),
     ("asp", "rows"): (),
-    ("asp", "dense"): (),
+    ("asp", "dense"): ("fp16", "bf16", "dct"),
     ("ssp", "rows"): (),
-    ("ssp", "dense"): (),
+    ("ssp", "dense"): ("fp16", "bf16", "dct"),
 }
 
 

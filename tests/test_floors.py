@@ -19,7 +19,8 @@ FLOORS = [
     # 2
     ["planner", "store"],
     # 3
-    ["transport", "comms"],
+    ["transport"],
+    ["comms"],
     # 4
     ["lookups"],
     ["width_group"],

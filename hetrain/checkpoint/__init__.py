@@ -151,7 +151,8 @@ def _write_local(state: EngineState, aside: Path, ranks: Ranks, reader: dict[str
     if state.seen is not None:
         write_rows(state.seen, aside / rows_file(ranks.rank), sums)
     if ranks.first:
-        _write(aside / DENSE, {"dense": state.dense, "optimizer": state.dense_optimizer, "reader": reader}, sums)
+        dense = {"dense": state.dense, "optimizer": state.dense_optimizer, "pending": state.dense_pending}
+        _write(aside / DENSE, {**dense, "reader": reader}, sums)
 
 
 def _write(file: Path, value: dict[str, Any], sums: dict[Path, Sum]) -> None:
@@ -198,6 +199,7 @@ def _fill_dense(state: EngineState, saved: dict[str, Any], path: Path) -> None:
             "set optimizer.dense.name to that one, or start anew with checkpoint.resume=never."
         )
     state.dense_optimizer = {**saved["optimizer"], "param_groups": groups}
+    state.dense_pending = saved.get("pending", {})
 
 
 def _plain(layout: dict[str, Any]) -> dict[str, Any]:

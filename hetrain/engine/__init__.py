@@ -70,6 +70,7 @@ class EngineState:
     # Where only rows seen are held: those of this rank, to save; `restore` takes what a checkpoint has put here, other
     # ranks' rows among them. None: `tables` holds all rows.
     seen: Iterable[SeenRows] | None = None
+    dense_pending: dict[str, Tensor] = field(default_factory=dict)  # by parameter, gradients that all ranks hold back
     owns: Callable[[str, int, int], bool] = field(default=_owns_all)  # any of rows first_row .. + rows of a table?
 
 

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from hetrain.comms.dense_exchange import DenseComms
 from hetrain.data.batch import Batch
 from hetrain.engine import EngineState, Origin, StepOutput
+from hetrain.engine.dense_held_back import DenseHeldBack
 from hetrain.engine.flat_dense import FlatDense
 from hetrain.engine.loss import loss_share
 from hetrain.engine.own_pace import OwnPace
@@ -56,10 +58,12 @@ class AsyncEngine:
         mode: str,
         group: dist.ProcessGroup | None = None,
         memory: StoreMemory | None = None,
+        dense_comms: DenseComms | None = None,
     ) -> None:
         """Every rank passes the same, but `device`. `group`: of all ranks; None for the default one. Collective.
 
         `mode`: asp (nobody waits; settings.capacity must be 0) or ssp. `memory`: the prediction, for the summary.
+        `dense_comms`: how the dense part travels; None: as it is.
 
         Raises ConfigError for a cache capacity that cannot be, and for dense parameters that are not float32.
         """
@@ -80,7 +84,8 @@ class AsyncEngine:
         self._part = self._owner_part(placements, dense_optimizer, seed, copies=keeps) if roles.owns(rank) else None
         service = None if self._part is None else self._part.service
         widths = [(space.dim, row_optimizer.state_width(space.dim) if keeps else 0) for space in spaces]
-        self._asking = Asking(self._transport, service, widths, traffic)
+        self._held_back = DenseHeldBack(dense_comms, self._dense, rank, self._transport.world_size, group)
+        self._asking = Asking(self._transport, service, widths, traffic, self._held_back.wire)
         meetings, lock = (None, None) if service is None else (service.meetings, service.lock)
         self.accord = OwnPace(self._transport, meetings, lock, settings.batch_size, group)
         self._origin = Origin(seed, row_optimizer.name, tables)
@@ -174,6 +179,7 @@ class AsyncEngine:
         share, total, logits = self._forward(batch)
         self._dense.gradient.zero_()
         share.backward()
+        self._held_back.add_to_gradient()
         self._bags.stage(rate)
         self._staged = batch.size
         self._clock += 1
@@ -334,17 +340,19 @@ class AsyncEngine:
         """State to save from, or to load into in place."""
         with self.evaluating():
             owned = [] if self._part is None else self._part.rows
+            counters = [asdict(group.copies.counters) for group in self._groups]
             yield EngineState(
                 step=self.accord.step,
                 dense=network_tensors(self._network),
                 dense_optimizer=self._dense.whole(self._look_at_dense()),
                 tables={} if self._hashed else owned_tables(owned),
                 replicated=frozenset(),
-                private={"age_max": self._age_max(), "counters": [asdict(g.copies.counters) for g in self._groups]},
+                private={"age_max": self._age_max(), "counters": counters, "dense": self._held_back.state_dict()},
                 layout=self._layout,
                 origin=self._origin,
                 seen=seen_rows(owned) if self._hashed else None,
                 owns=partial(owns, owned),
+                dense_pending=self._held_back.pending(),
             )
 
     def restore(self, state: EngineState, private: dict[str, Any] | None) -> None:
@@ -358,6 +366,7 @@ class AsyncEngine:
         self.accord.restart(state.step)
         self._bags.clear()
         self._start_over()
+        self._held_back.restore(state, private)
         if private is not None:
             for group, counters in zip(self._groups, private["counters"], strict=True):
                 group.copies.counters = Counters(**counters)
@@ -378,6 +387,7 @@ class AsyncEngine:
             "observed_staleness_max": self._age_max() if self._gated else found.get("missed_pushes_max"),
             "missed_updates_max": found.get("missed_updates_max") if self._settings.audit_every else None,
             "lead_max": found.get("lead_max"),
+            "dense_dct": self._held_back.report(),
             "first_end": found.get("first_end"),
             "memory": {
                 "predicted": None if self.memory is None else self.memory.as_dict(),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -32,6 +32,7 @@ class FlatDense:
                 )
         self._numbers = [i for i, (_, parameter) in enumerate(everything) if parameter.requires_grad]
         self._parameters = [everything[i][1] for i in self._numbers]
+        self._names = [everything[i][0] for i in self._numbers]
         self._shapes = [parameter.shape for parameter in self._parameters]
         template = make_optimizer([parameter for _, parameter in everything])
         self._groups: list[dict[str, Any]] = template.state_dict()["param_groups"]
@@ -44,6 +45,20 @@ class FlatDense:
             parameter.data = self.value[part].view(parameter.shape)
             parameter.grad = self.gradient[part].view(parameter.shape)
             offset += parameter.numel()
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the parameters, one behind the other."""
+        return [shape.numel() for shape in self._shapes]
+
+    def by_name(self, flat: Tensor) -> dict[str, Tensor]:
+        """[P] as the parameters' shapes."""
+        parts = zip(self._names, flat.split(self.sizes), self._shapes, strict=True)
+        return {name: part.view(shape) for name, part, shape in parts}
+
+    def flat(self, by_name: dict[str, Tensor]) -> Tensor:
+        """The inverse of `by_name`: [P]."""
+        return torch.cat([by_name[name].reshape(-1) for name in self._names])
 
     def whole(self, parts: list[State]) -> dict[str, Any]:
         """The optimizer's state_dict, as one over the network's parameters has it, from the shards' states."""

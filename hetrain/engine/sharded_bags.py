@@ -15,6 +15,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from hetrain.comms.dense import DenseReducer
+from hetrain.comms.dense_exchange import DenseComms
 from hetrain.engine import TablePiece
 from hetrain.engine.counted import Counter
 from hetrain.engine.replicated import ReplicatedTables
@@ -43,7 +44,9 @@ class ShardedBags(nn.Module):
         seed: int,
         batch_size: int,
         traffic: Traffic,
+        dense_comms: DenseComms | None = None,
     ) -> None:
+        """`dense_comms`: how gradients of replicated tables travel."""
         super().__init__()
         # a rank's loss is divided by the examples of all ranks: TorchRec must not divide again
         set_gradient_division(False)
@@ -54,19 +57,21 @@ class ShardedBags(nn.Module):
         self._reducers: list[DenseReducer] = []
         self._replicated: list[ReplicatedTables] = []
         self._in_flight: dict[int, _Exchange] = {}
-        self._adopt_lookups(optimizer, traffic)
+        self._adopt_lookups(optimizer, traffic, dense_comms or DenseComms())
         index = {t.name: i for i, t in enumerate(tables)}
         for name, pieces in self.pieces().items():
             for piece in pieces:
                 fill(piece.value, seed, index[name], piece.first_row, tables[index[name]].init_bound)
 
-    def _adopt_lookups(self, optimizer: RowOptimizer, traffic: Traffic) -> None:
+    def _adopt_lookups(self, optimizer: RowOptimizer, traffic: Traffic, dense_comms: DenseComms) -> None:
         """Fused kernels are ready; replicated tables need a summing hook and an optimizer."""
         self._fused: list[tuple[Any, list[str], list[int]]] = []  # kernel, its tables, their first rows
         for sharding, lookup in zip(self._bags._embedding_shardings, self._bags._lookups, strict=True):
             if isinstance(sharding, DpPooledEmbeddingSharding):
                 lookup.broadcast_buffers = False  # a broadcast per step of what never changes
-                self._reducers.append(DenseReducer(traffic))
+                number = 1 + len(self._reducers)  # 0 is the network's
+                self._reducers.append(DenseReducer(traffic, comms=dense_comms.of_tables(), number=number))
+                self._reducers[-1].serve(dict(lookup.module.named_parameters()))
                 self._reducers[-1].attach(lookup)
                 for bags in lookup.module._emb_modules:
                     names = [t.name for t in bags._config.embedding_tables]

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from hetrain.comms.dense import DenseReducer, wrap_dense
+from hetrain.comms.dense_exchange import DenseComms
 from hetrain.data.batch import Batch
 from hetrain.embedding import StoreBags
 from hetrain.engine import EngineState, Origin, StepOutput
@@ -81,11 +82,12 @@ class StoreEngine:
         group: dist.ProcessGroup | None = None,
         workers: dist.ProcessGroup | None = None,
         memory: StoreMemory | None = None,
+        dense_comms: DenseComms | None = None,
     ) -> None:
         """Every rank passes the same, but `device`. `group`: of all ranks; None for the default one.
 
         `workers`: where there are servers, the group of all ranks but them; dense gradients are summed over it.
-        `memory`: the prediction, for the summary.
+        `memory`: the prediction, for the summary. `dense_comms`: how dense gradients travel; None: as they are.
 
         Raises ConfigError when `row_optimizer` cannot hold updates back and a cache is wanted.
         """
@@ -106,7 +108,7 @@ class StoreEngine:
         self._bags = StoreBags(self._groups, self._transport, settings.late_blocks if self._reads_ahead else 0)
         torch.manual_seed(seed)
         self._network = make_model(self._bags).to(device)
-        self._reducer = DenseReducer(traffic, workers if settings.servers else group)
+        self._reducer = DenseReducer(traffic, workers if settings.servers else group, dense_comms)
         self._model = wrap_dense(self._network, self._reducer)
         self._dense_optimizer = dense_optimizer(self._network.parameters())
         self._dense_rates = [group["lr"] for group in self._dense_optimizer.param_groups]
@@ -251,6 +253,7 @@ class StoreEngine:
                 "is_read": self._is_read,
                 "missed_updates_max": self._missed_updates_max,
                 "groups": saved_groups,
+                "dense": self._reducer.state_dict(),
             }
             yield EngineState(
                 step=self._step,
@@ -262,6 +265,7 @@ class StoreEngine:
                 layout=self._layout,
                 origin=self._origin,
                 seen=seen_rows(self._groups) if self._hashed else None,
+                dense_pending=self._reducer.pending(),
                 owns=partial(owns, self._groups),
             )
             # Rows loaded in place are lost where closing the view undoes them: `restore` writes them once more.
@@ -281,6 +285,7 @@ class StoreEngine:
             owners = None if private is None else [group["owner"] for group in private["groups"]]
             take_up_rows(self._groups, state, owners)
         self._dense_optimizer.load_state_dict(state.dense_optimizer)
+        self._reducer.restore(state.step, state.dense_pending, None if private is None else private.get("dense"))
         self._step = state.step if private is None else int(private["step"])
         self._next, self._is_read = None, private is not None and bool(private["is_read"])
         self._missed_updates_max = 0 if private is None else int(private["missed_updates_max"])
@@ -296,6 +301,7 @@ class StoreEngine:
             "cache": {"capacity_rows": sum(part.capacity_rows for part in self._groups), **cache},
             "observed_staleness_max": max(observed),
             "missed_updates_max": self._missed_updates_max if self._settings.audit_every else None,
+            "dense_dct": self._reducer.report(),
             "memory": {
                 "predicted": None if self.memory is None else self.memory.as_dict(),
                 "worker_rss_max": peak_rss(),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchrec.distributed.types import ShardingPlan
 
 from hetrain.comms.dense import DenseReducer, wrap_dense
+from hetrain.comms.dense_exchange import DenseComms
 from hetrain.data.batch import Batch
 from hetrain.engine import EngineState, Origin, StepOutput
 from hetrain.engine.counted import counting
@@ -43,6 +44,7 @@ class TorchRecEngine:
         seed: int,
         traffic: Traffic,
         batch_size: int,
+        dense_comms: DenseComms | None = None,
     ) -> None:
         """Build the bags, then the model on them.
 
@@ -57,6 +59,7 @@ class TorchRecEngine:
             seed: of the initial rows and the dense weights.
             traffic: counts every byte sent.
             batch_size: examples of a rank's full batch; ranks with fewer are padded.
+            dense_comms: how dense gradients travel; None: as they are.
         """
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         self._plan = plan_of(plan, tables, world_size)
@@ -67,10 +70,10 @@ class TorchRecEngine:
             self._bags = LocalBags(tables, row_optimizer, device, seed)
         else:
             _check_equal(self._plan.to_json())
-            self._bags = ShardedBags(tables, plan, row_optimizer, device, seed, batch_size, traffic)
+            self._bags = ShardedBags(tables, plan, row_optimizer, device, seed, batch_size, traffic, dense_comms)
         torch.manual_seed(seed)
         self._model = make_model(self._bags).to(device)
-        self._reducer = DenseReducer(traffic)
+        self._reducer = DenseReducer(traffic, comms=dense_comms)
         self._wrapped = wrap_dense(self._model, self._reducer)
         self._dense = list(self._model.parameters())
         self._optimizer = dense_optimizer(self._dense)
@@ -139,9 +142,10 @@ class TorchRecEngine:
             dense_optimizer=self._optimizer.state_dict(),
             tables=self._bags.pieces(),
             replicated=self._bags.replicated,
-            private={},
+            private={"dense": self._reducer.state_dict()},
             layout={"mode": "bsp", "plan": self._plan.to_json()},
             origin=self._origin,
+            dense_pending=self._reducer.pending(),
         )
 
     def restore(self, state: EngineState, private: dict[str, Any] | None) -> None:
@@ -149,11 +153,12 @@ class TorchRecEngine:
         self._drop_next()
         self._step = state.step
         self._optimizer.load_state_dict(state.dense_optimizer)
+        self._reducer.restore(state.step, state.dense_pending, None if private is None else private.get("dense"))
         self._factor = float("nan")  # the loaded rates are those of another run: set them again
 
     def report(self) -> dict[str, Any]:
         """Every read is fresh."""
-        return {"observed_staleness_max": 0, "missed_updates_max": 0}
+        return {"observed_staleness_max": 0, "missed_updates_max": 0, "dense_dct": self._reducer.report()}
 
     def _fetch(self, batches: Iterator[Batch]) -> Batch | None:
         batch = next(batches, None)

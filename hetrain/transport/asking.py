@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from torch import Tensor
 
@@ -17,6 +19,26 @@ TRAIN, LOOK = "ask", "look"  # the calls: a look is counted aside
 HEAD = Layout(HEAD_CHANNELS, HEAD_WIDTHS)
 
 
+class DenseCoding(Protocol):
+    """Dense gradients and parameters as words, float32 [n] that hold bytes, and back; [0] for [0]. Any thread."""
+
+    def push(self, owner: int, gradient: Tensor) -> Tensor:
+        """A gradient to the `owner`-th owner; each is pushed once, and in order."""
+        ...
+
+    def pushed(self, owner: int, words: Tensor) -> Tensor:
+        """That gradient at the owner."""
+        ...
+
+    def pull(self, value: Tensor) -> Tensor:
+        """An owner's parameters."""
+        ...
+
+    def pulled(self, owner: int, words: Tensor) -> Tensor:
+        """Those of the `owner`-th owner at the worker."""
+        ...
+
+
 class Asking:
     """One rank's end of all conversations between workers and owners."""
 
@@ -26,9 +48,13 @@ class Asking:
         service: OwnerService | None,
         widths: Sequence[tuple[int, int]],
         traffic: Traffic,
+        dense: DenseCoding | None = None,
     ) -> None:
-        """`service`: where this rank owns rows. `widths`: columns of a row, and of the state sent with it, by group."""
-        self._transport, self._service, self._widths = transport, service, list(widths)
+        """`service`: where this rank owns rows. `widths`: columns of a row, and of the state sent with it, by group.
+
+        `dense`: how the dense part travels between ranks; None: as it is.
+        """
+        self._transport, self._service, self._widths, self._dense = transport, service, list(widths), dense
         self.waited_s = 0.0  # by this rank as a worker, since the start
         asked = [HEAD, *(Layout(RowsAsked.CHANNELS, (None, dim, None, None)) for dim, _ in widths)]
         answered = [HEAD, *(Layout(RowsAnswered.CHANNELS, (BITS, dim, state, None)) for dim, state in widths)]
@@ -48,7 +74,12 @@ class Asking:
 
         def handle(message: Tensor, reply: Reply) -> None:
             ask = Ask.of(self._asks.unpack(message))
-            service.serve(ask, lambda answer: reply(_packed(codec, answer.messages(self._widths))))
+            if self._dense is not None:
+                ask.dense = self._dense.pushed(self._place(self._transport.rank), ask.dense)
+            service.serve(ask, tell(reply))
+
+        def tell(reply: Reply) -> Callable[[Answer], None]:
+            return lambda answer: reply(_packed(codec, self._coded(answer).messages(self._widths)))
 
         return handle
 
@@ -62,6 +93,8 @@ class Asking:
                 pending[owner] = here
                 self._service.serve(ask, here.answer)
             else:
+                if self._dense is not None:
+                    ask = replace(ask, dense=self._dense.push(self._place(owner), ask.dense))
                 pending[owner] = self._transport.call(owner, call, _packed(self._asks, ask.messages()))
         return [pending[owner] for owner, _ in asks]
 
@@ -74,8 +107,20 @@ class Asking:
             self._transport.wait(pending, whom)
         finally:
             self.waited_s += time.perf_counter() - start
-        answer = pending.value()
-        return answer if isinstance(answer, Answer) else Answer.of(self._answers[call].unpack(answer))
+        found = pending.value()
+        if isinstance(found, Answer):
+            return found
+        answer = Answer.of(self._answers[call].unpack(found))
+        if self._dense is not None:
+            answer.dense = self._dense.pulled(self._place(pending.peer), answer.dense)
+        return answer
+
+    def _coded(self, answer: Answer) -> Answer:
+        return answer if self._dense is None else replace(answer, dense=self._dense.pull(answer.dense))
+
+    def _place(self, owner: int) -> int:
+        """Which of the owners rank `owner` is."""
+        return self.roles.owners.index(owner)
 
 
 def _packed(codec: Codec, messages: Sequence[Message]) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hetrain.comms.dense_exchange import DenseComms
 from hetrain.config import DenseOptimizerConfig, RowOptimizerConfig, ScheduleConfig
 from hetrain.engine.async_engine import AsyncEngine
 from hetrain.engine.store_settings import StoreSettings
@@ -26,6 +27,7 @@ def make_async(
     traffic: Traffic | None = None,
     schedule: ScheduleConfig = SCHEDULE,
     timeout_s: float = 30,
+    dense_comms: DenseComms | None = None,
     **settings: Any,
 ) -> AsyncEngine:
     world_size = dist.get_world_size() if dist.is_initialized() else 1
@@ -44,4 +46,5 @@ def make_async(
         traffic or Traffic(),
         StoreSettings(batch_size=PER_RANK, timeout_s=timeout_s, servers=servers, own_pace=True, **settings),
         mode,
+        dense_comms=dense_comms,
     )

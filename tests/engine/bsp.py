@@ -103,7 +103,7 @@ def plan(kinds, world_size):
     return ShardingPlan({"": parameters})
 
 
-def engine(optimizer, kinds=("table_wise",) * 3, world_size=1, batch_size=8, schedule=None, traffic=None):
+def engine(optimizer, kinds=("table_wise",) * 3, world_size=1, batch_size=8, schedule=None, traffic=None, dense=None):
     return TorchRecEngine(
         Net,
         TABLES,
@@ -115,6 +115,7 @@ def engine(optimizer, kinds=("table_wise",) * 3, world_size=1, batch_size=8, sch
         SEED,
         Traffic() if traffic is None else traffic,
         batch_size=batch_size,
+        dense_comms=dense,
     )
 
 

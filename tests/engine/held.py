@@ -56,6 +56,7 @@ def load(engine: Engine, saved: dict[str, Any], *, exact: bool) -> None:
                 for key, tensor in optimizer.items():
                     piece.optimizer[key].copy_(tensor)
         state.dense_optimizer, state.step = saved["dense_optimizer"], saved["step"]
+        state.dense_pending = saved["dense_pending"]
     engine.restore(state, saved["private"] if exact else None)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hetrain.comms.dense_exchange import DenseComms
 from hetrain.data.batch import Batch
 from hetrain.engine import Engine
 from hetrain.engine.server_engine import ServerEngine
@@ -40,6 +41,7 @@ def make_side(
     optimizer: str = "adagrad",
     dims: tuple[int, ...] = (8, 4, 8),
     traffic: Traffic | None = None,
+    dense_comms: DenseComms | None = None,
     **settings: Any,
 ) -> Engine:
     """This rank's engine: a worker's or a server's. Collective."""
@@ -48,7 +50,7 @@ def make_side(
     plan, traffic = server_plan(tables, world_size, servers), traffic or Traffic()
     if rank < world_size - servers:
         common = {"dims": dims, "traffic": traffic, "plan": plan, "workers": workers, "servers": servers}
-        return make_engine(world_size, optimizer, **common, **settings)
+        return make_engine(world_size, optimizer, dense_comms=dense_comms, **common, **settings)
     rows, chosen = make_row_optimizer(optimizer), make_settings(servers=servers, **settings)
     return ServerEngine(tables, plan, rows, Schedule(SCHEDULE), SEED, traffic, chosen)
 

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from hetrain.comms.dense_exchange import DenseComms
 from hetrain.config import DenseOptimizerConfig, RowOptimizerConfig, ScheduleConfig
 from hetrain.data.batch import Batch
 from hetrain.engine import Engine
@@ -105,6 +106,7 @@ def make_engine(
     traffic: Traffic | None = None,
     plan: Plan | None = None,
     workers: dist.ProcessGroup | None = None,
+    dense_comms: DenseComms | None = None,
     **settings: Any,
 ) -> StoreEngine:
     """This rank's engine; `plan`: by default that of make_plan; `settings`: of StoreSettings."""
@@ -121,6 +123,7 @@ def make_engine(
         traffic or Traffic(),
         make_settings(capacity=capacity, **settings),
         workers=workers,
+        dense_comms=dense_comms,
     )
 
 
