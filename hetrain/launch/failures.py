@@ -118,7 +118,7 @@ def cause(folder: Path, roles: Roles, exit_codes: dict[int, int], after_death: s
         what = f"{' and '.join(roles.name(rank) for rank in silent)} did not answer for launch.timeout_s"
         return RankError(
             f"{what} and had to be ended: stopped, or far slower than the others. "
-            f"{roles.name(waited[0].rank)} says: {waited[0].text}{after_death}",
+            f"{roles.name(waited[0].rank)} says: {_in_short(waited[0])}{after_death}",
             TrainingError.exit_code,
             what,
             may_pass=True,
@@ -136,8 +136,12 @@ def cause(folder: Path, roles: Roles, exit_codes: dict[int, int], after_death: s
 
 def _shown(failure: Failure, roles: Roles) -> RankError:
     name = roles.name(failure.rank)
+    if failure.lost_peer and "gloo" in _in_short(failure):  # where it was when the connection broke explains nothing
+        did = "waited in vain for another rank" if failure.waited else "lost another rank"
+        what = f"{name} {did}"
+        return RankError(f"{what}: {_in_short(failure)}.", TrainingError.exit_code, what, may_pass=True)
     if failure.defect:
-        what = f"{name} failed ({failure.text.splitlines()[-1]})"
+        what = f"{name} failed ({_in_short(failure)})"
         return RankError(
             f"{name} failed. This is a defect of hetrain or of a model:\n{failure.text}", 1, what, may_pass=True
         )
@@ -145,6 +149,11 @@ def _shown(failure: Failure, roles: Roles) -> RankError:
     where = f"\n  ({name})" if told_where else ""
     what = f"{name}: {failure.text.splitlines()[0]}"
     return RankError(failure.text + where, failure.exit_code, what, may_pass=failure.lost_peer)
+
+
+def _in_short(failure: Failure) -> str:
+    """What a rank says, without the traceback: where it waited does not matter if the peer is known."""
+    return failure.text.splitlines()[-1] if failure.defect else failure.text
 
 
 def _death(exit_code: int | None, computes: bool) -> tuple[str, str]:

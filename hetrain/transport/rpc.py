@@ -101,12 +101,16 @@ class RpcTransport:
             self.barrier()
 
     def call(self, peer: int, name: str, message: Tensor) -> Pending[Tensor]:
-        """Ask `peer`, this rank perhaps, for `name`."""
+        """Ask `peer`, this rank perhaps, for `name`. Raises nothing: the answer fails where the call cannot be made."""
         pending: Pending[Tensor] = Pending(peer)
         if peer == self.rank:
             self._handlers[name](message, pending.answer)
             return pending
-        future = rpc.rpc_async(_name(peer), _answer, args=(self._number, name, message), timeout=0)
+        try:
+            future = rpc.rpc_async(_name(peer), _answer, args=(self._number, name, message), timeout=0)
+        except RuntimeError as error:  # this rank's own agent is stopped: it ends, and a thread of it still asks
+            pending.fail(self._lost(peer, error))
+            return pending
         future.add_done_callback(lambda done: self._arrived(done, pending))
         return pending
 

@@ -94,6 +94,21 @@ def test_what_may_pass(tmp_path: Path) -> None:
     assert failures.cause(tmp_path, Roles(2, 1), {1: -11}).what == "server rank 1 was ended by SIGSEGV"
 
 
+def test_a_wait_in_vain_is_told_without_a_traceback(tmp_path: Path) -> None:
+    """gloo's own errors are RuntimeErrors; that the rank which did not answer is known makes them no defect."""
+    with pytest.raises(RuntimeError) as gloo:
+        raise RuntimeError("[gloo/unbound_buffer.cc:129] Timed out waiting 20000ms for send operation to complete")
+    found = cause(tmp_path, (0, gloo.value), (2, LostPeerError("lost rank 0")))
+    text = str(found)
+    assert text.startswith("rank 1 did not answer for launch.timeout_s and had to be ended")
+    assert text.endswith(f"rank 0 says: RuntimeError: {gloo.value}")
+    assert found.may_pass
+    assert found.exit_code == TrainingError.exit_code
+    everyone = [(rank, gloo.value) for rank in range(3)]
+    text = str(cause(tmp_path, *everyone))
+    assert text == f"rank 0 waited in vain for another rank: RuntimeError: {gloo.value}."
+
+
 def test_only_workers_are_slowed_down() -> None:
     check_slow_ranks(LaunchConfig(slow_ranks={0: 2.0, 1: 3.0}), Roles(3, 1))
     with pytest.raises(ConfigError, match=r"launch\.slow_ranks=\{2: 3\.0\}: expected .* 0 to 1 in this run\. Leave 2"):
