@@ -1,4 +1,5 @@
 import json
+import resource
 import shutil
 from unittest import mock
 
@@ -106,6 +107,18 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path):
             save(PlainEngine(), tmp_path / "step_2")
         assert [p.name for p in tmp_path.iterdir()] == ["step_1"]
     checkpoint.load(PlainEngine(), tmp_path / "step_1", Ranks())
+
+
+def test_what_the_system_says_of_a_write_is_told(tmp_path):
+    """torch's writer meets it in a callback and raises an error of its own about positions in its file."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, limit[1]))  # Python ignores the signal that comes with it
+    try:
+        with pytest.raises(CheckpointError, match="File too large"):
+            save(PlainEngine(), tmp_path / "step_1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert list(tmp_path.iterdir()) == []
 
 
 def full_on_rank_1(rank, world_size, path):

@@ -157,7 +157,12 @@ def _write_local(state: EngineState, aside: Path, ranks: Ranks, reader: dict[str
 
 def _write(file: Path, value: dict[str, Any], sums: dict[Path, Sum]) -> None:
     with writing(file, sums) as f:
-        torch.save(value, f)
+        try:
+            torch.save(value, f)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):  # torch's writer tells that it could not go on, but not why
+                raise error.__context__ from None
+            raise
 
 
 def _read(file: Path) -> dict[str, Any]:
