@@ -16,6 +16,7 @@ from torch import nn
 
 from hetrain import checkpoint
 from hetrain.config import RunConfig
+from hetrain.config.comms import codecs_of
 from hetrain.config.schema_keys import flatten
 from hetrain.data.fingerprint import Fingerprint, differing, fingerprint
 from hetrain.data.hold import hold
@@ -212,7 +213,8 @@ def make_engine(
 
     found = sharding_plan(tables, rows.name, cfg.planner, ranks.world_size, device, cfg.train.batch_size)
     plan = plan_of(found, tables, ranks.world_size)
-    return TorchRecEngine(plan=found, batch_size=cfg.train.batch_size, **common), plan.to_json()
+    travels: dict[str, Any] = {"codecs": codecs_of(cfg), "dct": cfg.comms.dct}
+    return TorchRecEngine(plan=found, batch_size=cfg.train.batch_size, **travels, **common), plan.to_json()
 
 
 def tables_of(cfg: RunConfig, schema: DatasetSchema) -> list[Table]:
