@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import fbgemm_gpu  # noqa: F401 - registers its operators
 import torch
 from torch import Tensor
 

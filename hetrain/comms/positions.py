@@ -19,9 +19,9 @@ def pack_positions(positions: Tensor, width: int) -> Tensor:
         return positions.new_empty((m, 0), dtype=torch.uint8)
     if position_bytes(k, width) < _bitmap_bytes(width):
         return positions.to(_integer(width)).view(torch.uint8)
-    bits = positions.new_zeros((m, _bitmap_bytes(width) * _BITS), dtype=torch.uint8)
-    bits.scatter_(1, positions, 1)
-    return (bits.view(m, -1, _BITS) * _weights(positions.device)).sum(2, dtype=torch.uint8)
+    nbytes = _bitmap_bytes(width)
+    bits = positions.new_zeros((m, nbytes * _BITS), dtype=torch.uint8).scatter_(1, positions, 1)
+    return (bits.view(m, nbytes, _BITS) * _weights(positions.device)).sum(2, dtype=torch.uint8)
 
 
 def unpack_positions(data: Tensor, k: int, width: int) -> Tensor:
@@ -31,7 +31,7 @@ def unpack_positions(data: Tensor, k: int, width: int) -> Tensor:
         return torch.arange(k, device=data.device).expand(m, k)
     if data.shape[1] < _bitmap_bytes(width):
         return data.contiguous().view(_integer(width)).to(torch.int64)
-    bits = (data.unsqueeze(2) & _weights(data.device)).view(m, -1)
+    bits = (data.unsqueeze(2) & _weights(data.device)).view(m, data.shape[1] * _BITS)
     return bits.nonzero()[:, 1].view(m, k)
 
 

@@ -51,8 +51,8 @@ def _mask(cfg: RunConfig) -> Iterator[str]:
         key = "name" if cfg.comms.pooled_backward is None else "pooled_backward"
         yield (
             f"comms.{key}=dct: the gradients of pooled embeddings travel where comms.pooled_forward=dct sent values, "
-            f"and that is {found.pooled_forward}. Set comms.pooled_forward=dct, or comms.pooled_backward to one of none, "
-            "fp16, bf16, int8."
+            f"and that is {found.pooled_forward}. Set comms.pooled_forward=dct, or comms.pooled_backward to one of "
+            "none, fp16, bf16, int8."
         )
 
 
