@@ -19,8 +19,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 from comms import print_table
 
-from hetrain.codec import OPTIONS, Codecs
-from hetrain.comms.pooled_codec import PooledCodec, pooled_codec
+from hetrain.codec import OPTIONS
+from hetrain.comms.pooled_codec import PooledCodec, PooledComms
+from hetrain.config import DctConfig
 from hetrain.value_codec import ValueCodec, value_codec
 
 EXAMPLES = 512  # of both ranks
@@ -35,7 +36,7 @@ def main() -> None:
     for width in (13 * 16, 13 * 128):
         values = torch.randn(EXAMPLES, width) * 0.1
         for option in OPTIONS[1:]:
-            codec = pooled_codec(Codecs(pooled_forward=option, pooled_backward=option), SPARSITY, EXAMPLES)
+            codec = PooledComms(option, option, DctConfig(pooled_sparsity=SPARSITY)).codec(EXAMPLES)
             assert codec is not None
             data, kept = codec.encode(values)
             forward, back = partial(_forward, codec, values), partial(_backward, codec, values, kept)

@@ -26,13 +26,8 @@ class PooledExchange:
     def __init__(self, codec: PooledCodec, traffic: Traffic) -> None:
         self._codec, self._exact = codec, exact_codec()
         self._traffic = traffic
-        self._waited_s = 0.0
+        self._waited_s, self._clipped = 0.0, 0
         self.exact = False  # while set, values travel as float32, and so do the gradients that belong to them
-
-    @property
-    def clipped(self) -> int:
-        """Values of this rank that were too large for what they travelled as."""
-        return self._codec.clipped
 
     def take_wait_s(self) -> float:
         """Seconds waited for other ranks since the last call."""
@@ -61,7 +56,7 @@ class PooledExchange:
         self, channel: str, data: Tensor, given: Sequence[int], taken: Sequence[int], group: dist.ProcessGroup
     ) -> "_Message":
         """Start an all-to-all of uint8 [n]: `given[r]` bytes go to rank r, `taken[r]` come from it."""
-        self._traffic.add(channel, len(data) - given[dist.get_rank(group)])
+        self._count(channel, len(data) - given[dist.get_rank(group)])
         into = data.new_empty(sum(taken))
         work = dist.all_to_all_single(into, data, list(taken), list(given), group, async_op=True)
         return _Message(work, data, into)
@@ -69,9 +64,15 @@ class PooledExchange:
     def gather(self, channel: str, data: Tensor, group: dist.ProcessGroup) -> "_Message":
         """Start an all-gather of uint8 [n], equally long on all ranks."""
         world_size = dist.get_world_size(group)
-        self._traffic.add(channel, len(data) * (world_size - 1))
+        self._count(channel, len(data) * (world_size - 1))
         into = data.new_empty(len(data) * world_size)
         return _Message(dist.all_gather_into_tensor(into, data, group, async_op=True), data, into)
+
+    def _count(self, channel: str, nbytes: int) -> None:
+        self._traffic.add(channel, nbytes)
+        before, self._clipped = self._clipped, self._codec.clipped
+        if self._clipped > before:
+            self._traffic.clip(self._clipped - before)
 
     def wait(self, message: "_Message") -> Tensor:
         """What the other ranks sent, and this one for itself, in rank order."""

@@ -5,15 +5,15 @@ go in one exchange.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from hetrain.codec import Codecs
 from hetrain.comms.chunked import Chunked
 from hetrain.comms.largest import largest
 from hetrain.comms.positions import pack_positions, position_bytes, unpack_positions
+from hetrain.config import DctConfig
 from hetrain.value_codec import Exact, ValueCodec, value_codec
 
 CHUNK = 64  # values that share a scale with int8: one per column, often 16 values, would add half of their bytes
@@ -104,21 +104,27 @@ def exact_codec() -> PooledCodec:
     return PooledCodec(Exact(), Exact())
 
 
-def pooled_codec(codecs: Codecs, sparsity: float, examples: int) -> PooledCodec | None:
-    """What `comms.pooled_forward` and `comms.pooled_backward` ask for; None: everything as float32.
+@dataclass(frozen=True)
+class PooledComms:
+    """What pooled embeddings and their gradients travel as: options that config.comms has accepted."""
 
-    Args:
-        codecs: options that config.comms has accepted.
-        sparsity: share of a row's values that dct leaves out.
-        examples: of all ranks in a full step.
-    """
-    forward, backward = codecs.pooled_forward, codecs.pooled_backward
-    if forward == backward == "none":
-        return None
-    thin = forward == "dct"
-    names = [DCT_VALUES if name == "dct" else name for name in (forward, backward)]
-    scale = 2.0 ** math.ceil(math.log2(examples)) if names[1] in SCALED else 1.0
-    return PooledCodec(_values(names[0]), _values(names[1]), scale, sparsity if thin else None)
+    forward: str = "none"
+    backward: str = "none"  # dct with forward dct only
+    dct: DctConfig = field(default_factory=DctConfig)
+
+    @property
+    def exact_steps(self) -> int:
+        """Steps at the start in which everything travels as float32."""
+        return self.dct.warmup_steps if self.forward == "dct" else 0
+
+    def codec(self, examples: int) -> PooledCodec | None:
+        """None where everything is float32. `examples`: of all ranks in a full step."""
+        if self.forward == self.backward == "none":
+            return None
+        forward, backward = (DCT_VALUES if name == "dct" else name for name in (self.forward, self.backward))
+        scale = 2.0 ** math.ceil(math.log2(examples)) if backward in SCALED else 1.0
+        sparsity = self.dct.pooled_sparsity if self.forward == "dct" else None
+        return PooledCodec(_values(forward), _values(backward), scale, sparsity)
 
 
 def _values(name: str) -> ValueCodec:

@@ -9,11 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.types import ShardingPlan
 
-from hetrain.codec import Codecs
 from hetrain.comms.dense import DenseReducer, wrap_dense
 from hetrain.comms.pooled import PooledExchange
-from hetrain.comms.pooled_codec import pooled_codec
-from hetrain.config import DctConfig
+from hetrain.comms.pooled_codec import PooledComms
 from hetrain.data.batch import Batch
 from hetrain.engine import EngineState, Origin, StepOutput
 from hetrain.engine.counted import counting
@@ -47,8 +45,7 @@ class TorchRecEngine:
         seed: int,
         traffic: Traffic,
         batch_size: int,
-        codecs: Codecs | None = None,
-        dct: DctConfig | None = None,
+        pooled_comms: PooledComms | None = None,
     ) -> None:
         """Build the bags, then the model on them.
 
@@ -63,13 +60,12 @@ class TorchRecEngine:
             seed: of the initial rows and the dense weights.
             traffic: counts every byte sent.
             batch_size: examples of a rank's full batch; ranks with fewer are padded.
-            codecs: what pooled embeddings and gradients travel as; None: float32.
-            dct: shares and steps of the option dct; None: the defaults.
+            pooled_comms: how pooled embeddings and their gradients travel; None: as they are.
         """
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         self._plan = plan_of(plan, tables, world_size)
-        dct = dct or DctConfig()
-        self._warm = dct.warmup_steps if codecs is not None and codecs.pooled_forward == "dct" else 0
+        pooled_comms = pooled_comms or PooledComms()
+        self._exact_steps = pooled_comms.exact_steps
         self._origin = Origin(seed, row_optimizer.name, tables)
         self._plan.check(tables)
         self._bags: LocalBags | ShardedBags
@@ -77,8 +73,8 @@ class TorchRecEngine:
             self._bags = LocalBags(tables, row_optimizer, device, seed)
         else:
             _check_equal(self._plan.to_json())
-            pooled = pooled_codec(codecs or Codecs(), dct.pooled_sparsity, world_size * batch_size)
-            self._bags = ShardedBags(tables, plan, row_optimizer, device, seed, batch_size, traffic, pooled)
+            codec = pooled_comms.codec(world_size * batch_size)
+            self._bags = ShardedBags(tables, plan, row_optimizer, device, seed, batch_size, traffic, codec)
         torch.manual_seed(seed)
         self._model = make_model(self._bags).to(device)
         self._reducer = DenseReducer(traffic)
@@ -96,7 +92,7 @@ class TorchRecEngine:
         batch, self._next = self._next or self._fetch(batches), None
         if batch is None:
             return None
-        with self._counted(), self._exactly(self._step < self._warm):
+        with self._counted(), self._exactly(self._step < self._exact_steps):
             self._bags.start(batch.sparse, batch.global_size)
             if self._world_size > 1 and (following := self._fetch(batches)) is not None:
                 self._bags.start(following.sparse, following.global_size)
@@ -164,8 +160,7 @@ class TorchRecEngine:
 
     def report(self) -> dict[str, Any]:
         """Every read is fresh."""
-        clipped = 0 if self._exchange is None else self._exchange.clipped
-        return {"observed_staleness_max": 0, "missed_updates_max": 0, "clipped_values": clipped}
+        return {"observed_staleness_max": 0, "missed_updates_max": 0}
 
     def _fetch(self, batches: Iterator[Batch]) -> Batch | None:
         batch = next(batches, None)

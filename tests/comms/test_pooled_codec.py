@@ -6,11 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrain.codec import OPTIONS, Codecs
+from hetrain.codec import OPTIONS
 from hetrain.comms.chunked import Chunked
 from hetrain.comms.largest import largest
-from hetrain.comms.pooled_codec import CHUNK, PooledCodec, exact_codec, pooled_codec
+from hetrain.comms.pooled_codec import CHUNK, PooledCodec, PooledComms, exact_codec
 from hetrain.comms.positions import pack_positions, position_bytes, unpack_positions
+from hetrain.config import DctConfig
 from hetrain.value_codec import value_codec
 
 
@@ -19,7 +20,7 @@ def rows(m: int, width: int, seed: int = 0) -> torch.Tensor:
 
 
 def codec(forward: str, backward: str, sparsity: float = 0.75, examples: int = 1000) -> PooledCodec:
-    found = pooled_codec(Codecs(pooled_forward=forward, pooled_backward=backward), sparsity, examples)
+    found = PooledComms(forward, backward, DctConfig(pooled_sparsity=sparsity)).codec(examples)
     return exact_codec() if found is None else found
 
 

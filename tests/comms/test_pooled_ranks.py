@@ -14,10 +14,11 @@ from torchrec.distributed.sharding.grid_sharding import GridPooledEmbeddingDist
 from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingDist
 from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingDist
 
-from hetrain.codec import OPTIONS, Codecs
+from hetrain.codec import OPTIONS
 from hetrain.comms.pooled import PooledExchange
-from hetrain.comms.pooled_codec import CHUNK, exact_codec, pooled_codec
+from hetrain.comms.pooled_codec import CHUNK, PooledComms, exact_codec
 from hetrain.comms.pooled_dists import exchange_with
+from hetrain.config import DctConfig
 from hetrain.errors import ConfigError
 from hetrain.telemetry import Traffic
 from hetrain.value_codec import value_codec
@@ -30,7 +31,7 @@ BATCHES = (5, 1, 0)
 
 def exchange(forward: str, backward: str) -> tuple[PooledExchange, Traffic]:
     traffic = Traffic()
-    codec = pooled_codec(Codecs(pooled_forward=forward, pooled_backward=backward), SPARSITY, EXAMPLES)
+    codec = PooledComms(forward, backward, DctConfig(pooled_sparsity=SPARSITY)).codec(EXAMPLES)
     assert codec is not None
     return PooledExchange(codec, traffic), traffic
 
