@@ -121,9 +121,12 @@ class TorchRecEngine:
         self._drop_next()
 
     def predict(self, batch: Batch) -> Tensor:
-        """Logits [B] of this rank's batch. Collective; changes nothing."""
+        """Logits [B] of this rank's batch. Collective; changes nothing.
+
+        Pooled embeddings travel as float32, so that a checkpoint predicts the same on any number of ranks.
+        """
         batch = batch if batch.labels.device == self._device else batch.to(self._device)
-        with torch.no_grad(), self._counted():
+        with torch.no_grad(), self._counted(), self._exactly(True):
             logits: Tensor = self._model(batch.dense, batch.sparse)
         return logits
 

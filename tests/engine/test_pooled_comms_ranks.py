@@ -131,9 +131,18 @@ def compare(rank, world_size):
     assert part_warm[0][:2] == plain[0][:2]
     assert part_warm[0][2:] != plain[0][2:]
     assert engine(PooledComms(), KINDS["mixed"])._bags.exchange is None  # TorchRec's own
+    for forward, kinds in [("dct", "mixed"), ("int8", "row_wise")]:
+        one, other = engine(PooledComms(forward, "fp16"), KINDS[kinds]), engine(None, KINDS[kinds])
+        for e in (one, other):
+            e.step(iter([shares(rank)[0], shares(rank)[1]]))
+        for name, pieces in one._bags.pieces().items():
+            for mine, theirs in zip(pieces, other._bags.pieces()[name], strict=True):
+                theirs.value.copy_(mine.value)
+        other._model.load_state_dict(one._model.state_dict())
+        assert torch.equal(one.predict(shares(rank)[2]), other.predict(shares(rank)[2]))  # the codec is for training
 
 
-def test_warm_up_steps_are_those_of_none_bit_for_bit():
+def test_warm_up_steps_and_predictions_are_those_of_none_bit_for_bit():
     run_ranks(2, compare)
 
 
