@@ -211,11 +211,14 @@ def make_engine(
         ranks.together(lambda: check_memory(memory, tables, settings, ranks.rank, device))
         mode = cfg.consistency.mode
         return AsyncEngine(plan=plan, settings=settings, mode=mode, memory=memory, **common), plan.to_json()
+    from hetrain.comms.pooled_codec import PooledComms
     from hetrain.engine.torchrec_engine import TorchRecEngine
 
     found = sharding_plan(tables, rows.name, cfg.planner, ranks.world_size, device, cfg.train.batch_size)
     plan = plan_of(found, tables, ranks.world_size)
-    return TorchRecEngine(plan=found, batch_size=cfg.train.batch_size, **common), plan.to_json()
+    codecs, batch = codecs_of(cfg), cfg.train.batch_size
+    pooled = PooledComms(codecs.pooled_forward, codecs.pooled_backward, cfg.comms.dct)
+    return TorchRecEngine(plan=found, batch_size=batch, pooled_comms=pooled, **common), plan.to_json()
 
 
 def tables_of(cfg: RunConfig, schema: DatasetSchema) -> list[Table]:

@@ -16,8 +16,8 @@ OF_MODE = {
 
 # Options other than none that run, by mode and path, on the CPU and on CUDA alike.
 RUNS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("bsp", "pooled_forward"): (),
-    ("bsp", "pooled_backward"): (),
+    ("bsp", "pooled_forward"): ("fp16", "bf16", "int8", "dct"),
+    ("bsp", "pooled_backward"): ("fp16", "bf16", "int8", "dct"),
     ("bsp", "dense"): ("fp16", "bf16", "dct"),
     ("het", "rows"): (),
     ("het", "dense"): ("fp16", "bf16", "dct"),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import fbgemm_gpu  # noqa: F401 - registers its operators
 import torch
 from torch import Tensor
 
@@ -14,7 +15,11 @@ class ValueCodec(Protocol):
     """Floats [M, D] to uint8 [M, row_bytes(D)] and back; the same bytes for the same floats on every device."""
 
     name: str
-    clipped: int  # values that were too large for it, so far
+
+    @property
+    def clipped(self) -> int:
+        """Values that were too large for it, so far."""
+        ...
 
     def row_bytes(self, dim: int) -> int:
         """Bytes of one row of `dim` values."""
@@ -88,6 +93,9 @@ class RowScaled:
     def encode(self, values: Tensor) -> Tensor:
         """See ValueCodec."""
         found: Tensor = torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(values.contiguous())
+        if bool(values.sum().isnan()):  # FBGEMM makes NaN the row's least value, and a loss that diverged looks sound
+            scale = torch.full((2,), torch.nan, device=values.device).view(torch.uint8)
+            found[values.isnan().any(1), -_ROW_SCALE:] = scale
         return found
 
     def decode(self, data: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ def comms_findings(cfg: RunConfig) -> Iterator[str]:
         elif getattr(comms, path) is not None:
             has = " or ".join(f"comms.{p}" for p in OF_MODE[mode])
             yield f"comms.{path}={getattr(comms, path)}: consistency.mode={mode} has no such path. Set {has} instead."
+    yield from _mask(cfg)
     yield from _thresholds(cfg)
 
 
@@ -41,6 +42,18 @@ def _refused(cfg: RunConfig, path: str) -> Iterator[str]:
     key = "name" if getattr(cfg.comms, path) is None else path
     instead = f"Set comms.{path} to one of {', '.join(('none', *runs))}."
     yield f"comms.{key}={option}: cannot run for {path} with consistency.mode={mode}. {instead}"
+
+
+def _mask(cfg: RunConfig) -> Iterator[str]:
+    """Pooled gradients travel on the mask of what was sent forward: without one there is nothing to go by."""
+    found = codecs_of(cfg)
+    if found.pooled_backward == "dct" and found.pooled_forward != "dct":
+        key = "name" if cfg.comms.pooled_backward is None else "pooled_backward"
+        yield (
+            f"comms.{key}=dct: the gradients of pooled embeddings travel where comms.pooled_forward=dct sent values, "
+            f"and that is {found.pooled_forward}. Set comms.pooled_forward=dct, or comms.pooled_backward to one of "
+            "none, fp16, bf16, int8."
+        )
 
 
 def _thresholds(cfg: RunConfig) -> Iterator[str]:

@@ -16,6 +16,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from hetrain.comms.dense import DenseReducer
 from hetrain.comms.dense_exchange import DenseComms
+from hetrain.comms.pooled import PooledExchange
+from hetrain.comms.pooled_codec import PooledCodec
+from hetrain.comms.pooled_dists import exchange_with
 from hetrain.engine import TablePiece
 from hetrain.engine.counted import Counter
 from hetrain.engine.replicated import ReplicatedTables
@@ -45,8 +48,12 @@ class ShardedBags(nn.Module):
         batch_size: int,
         traffic: Traffic,
         dense_comms: DenseComms | None = None,
+        codec: PooledCodec | None = None,
     ) -> None:
-        """`dense_comms`: how gradients of replicated tables travel."""
+        """`dense_comms`: how gradients of replicated tables travel.
+
+        `codec`: what pooled embeddings and their gradients travel as; None: TorchRec's own exchange, float32.
+        """
         super().__init__()
         # a rank's loss is divided by the examples of all ranks: TorchRec must not divide again
         set_gradient_division(False)
@@ -54,6 +61,10 @@ class ShardedBags(nn.Module):
         self._batch_size, self._world_size = batch_size, dist.get_world_size()
         self._learning_rate = optimizer.lr
         self._hidden = [_shard(tables, plan, optimizer, device)]
+        self.exchange: PooledExchange | None = None
+        if codec is not None:
+            self.exchange = PooledExchange(codec, traffic)
+            exchange_with(self.exchange, self._bags._output_dists)
         self._reducers: list[DenseReducer] = []
         self._replicated: list[ReplicatedTables] = []
         self._in_flight: dict[int, _Exchange] = {}
@@ -150,6 +161,8 @@ class ShardedBags(nn.Module):
     def take_wait_s(self) -> float:
         """Seconds waited for other ranks since the last call."""
         waited, self.counter.wait_s = self.counter.wait_s, 0.0
+        if self.exchange is not None:
+            waited += self.exchange.take_wait_s()
         return waited + sum(r.take_wait_s() for r in self._reducers)
 
     def _agree(self, batch_size: int, global_size: int | None) -> int:

@@ -11,6 +11,8 @@ from torchrec.distributed.types import ShardingPlan
 
 from hetrain.comms.dense import DenseReducer, wrap_dense
 from hetrain.comms.dense_exchange import DenseComms
+from hetrain.comms.pooled import PooledExchange
+from hetrain.comms.pooled_codec import PooledComms
 from hetrain.data.batch import Batch
 from hetrain.engine import EngineState, Origin, StepOutput
 from hetrain.engine.counted import counting
@@ -45,6 +47,7 @@ class TorchRecEngine:
         traffic: Traffic,
         batch_size: int,
         dense_comms: DenseComms | None = None,
+        pooled_comms: PooledComms | None = None,
     ) -> None:
         """Build the bags, then the model on them.
 
@@ -60,9 +63,12 @@ class TorchRecEngine:
             traffic: counts every byte sent.
             batch_size: examples of a rank's full batch; ranks with fewer are padded.
             dense_comms: how dense gradients travel; None: as they are.
+            pooled_comms: how pooled embeddings and their gradients travel; None: as they are.
         """
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         self._plan = plan_of(plan, tables, world_size)
+        pooled_comms = pooled_comms or PooledComms()
+        self._exact_steps = pooled_comms.exact_steps
         self._origin = Origin(seed, row_optimizer.name, tables)
         self._plan.check(tables)
         self._bags: LocalBags | ShardedBags
@@ -70,7 +76,8 @@ class TorchRecEngine:
             self._bags = LocalBags(tables, row_optimizer, device, seed)
         else:
             _check_equal(self._plan.to_json())
-            self._bags = ShardedBags(tables, plan, row_optimizer, device, seed, batch_size, traffic, dense_comms)
+            codec = pooled_comms.codec(world_size * batch_size)
+            self._bags = ShardedBags(tables, plan, row_optimizer, device, seed, batch_size, traffic, dense_comms, codec)
         torch.manual_seed(seed)
         self._model = make_model(self._bags).to(device)
         self._reducer = DenseReducer(traffic, comms=dense_comms)
@@ -88,7 +95,7 @@ class TorchRecEngine:
         batch, self._next = self._next or self._fetch(batches), None
         if batch is None:
             return None
-        with self._counted():
+        with self._counted(), self._exactly(self._step < self._exact_steps):
             self._bags.start(batch.sparse, batch.global_size)
             if self._world_size > 1 and (following := self._fetch(batches)) is not None:
                 self._bags.start(following.sparse, following.global_size)
@@ -117,9 +124,12 @@ class TorchRecEngine:
         self._drop_next()
 
     def predict(self, batch: Batch) -> Tensor:
-        """Logits [B] of this rank's batch. Collective; changes nothing."""
+        """Logits [B] of this rank's batch. Collective; changes nothing.
+
+        Pooled embeddings travel as float32, so that a checkpoint predicts the same on any number of ranks.
+        """
         batch = batch if batch.labels.device == self._device else batch.to(self._device)
-        with torch.no_grad(), self._counted():
+        with torch.no_grad(), self._counted(), self._exactly(True):
             logits: Tensor = self._model(batch.dense, batch.sparse)
         return logits
 
@@ -181,6 +191,22 @@ class TorchRecEngine:
 
     def _counted(self) -> contextlib.AbstractContextManager[None]:
         return counting(self._bags.counter) if isinstance(self._bags, ShardedBags) else contextlib.nullcontext()
+
+    @property
+    def _exchange(self) -> PooledExchange | None:
+        return self._bags.exchange if isinstance(self._bags, ShardedBags) else None
+
+    @contextlib.contextmanager
+    def _exactly(self, exact: bool) -> Iterator[None]:
+        """While open, what starts travels as float32, if `exact`."""
+        if self._exchange is None:
+            yield
+            return
+        self._exchange.exact = exact
+        try:
+            yield
+        finally:
+            self._exchange.exact = False
 
     @contextlib.contextmanager
     def _backward(self) -> Iterator[None]:

@@ -1,0 +1,137 @@
+"""Pooled embeddings and their gradients as bytes.
+
+A row is what one rank sends of one example: the pooled values of all columns that it holds, whole or in part, and that
+go in one exchange.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hetrain.comms.chunked import Chunked
+from hetrain.comms.largest import largest
+from hetrain.comms.positions import pack_positions, position_bytes, unpack_positions
+from hetrain.config import DctConfig
+from hetrain.value_codec import Exact, ValueCodec, value_codec
+
+CHUNK = 64  # values that share a scale with int8: one per column, often 16 values, would add half of their bytes
+DCT_VALUES = "fp16"  # what the values that dct keeps travel as
+SCALED = ("fp16", "int8")  # gradients that travel as these are scaled
+
+
+@dataclass(frozen=True)
+class PooledCodec:
+    """How rows travel forward, and their gradients back. Sizes follow from widths alone, so that none is sent.
+
+    With `sparsity` a row keeps the share 1 - sparsity of its values that is largest in magnitude and sends their
+    positions too; its gradient is sent for these alone, without positions, which both ends know. The function that is
+    computed is the row with zeros for the values left out, and this is its gradient.
+
+    Args:
+        forward: of the values that are sent.
+        backward: of the gradients that are sent.
+        scale: a power of two that gradients are multiplied by on the way. Those of a mean over many examples lie
+            where float16 has few digits left, and below 1e-6 FBGEMM's 8-bit rows shrink them.
+        sparsity: share of a row's values that is left out; None: all travel.
+    """
+
+    forward: ValueCodec
+    backward: ValueCodec
+    scale: float = 1.0
+    sparsity: float | None = None
+
+    def kept(self, width: int) -> int:
+        """Values sent of a row of `width`."""
+        return width if self.sparsity is None else math.ceil(round((1 - self.sparsity) * width, 6))
+
+    def row_bytes(self, width: int) -> int:
+        """Bytes of a row of `width` values forward."""
+        return self.forward.row_bytes(self.kept(width)) + position_bytes(self.kept(width), width) if width else 0
+
+    def gradient_bytes(self, width: int) -> int:
+        """Bytes of the gradient of a row of `width` values."""
+        return self.backward.row_bytes(self.kept(width)) if width else 0
+
+    def encode(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """float32 [M, D] as uint8 [M, row_bytes(D)], and the positions [M, k] kept; None: all."""
+        width = rows.shape[1]
+        if width == 0:
+            return rows.new_empty((len(rows), 0), dtype=torch.uint8), None
+        if self.sparsity is None:
+            return self.forward.encode(rows), None
+        kept = largest(rows, self.kept(width))
+        return torch.cat([self.forward.encode(rows.gather(1, kept)), pack_positions(kept, width)], 1), kept
+
+    def decode(self, data: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
+        """uint8 [M, row_bytes(width)] as float32 [M, width], and the positions [M, k] kept; None: all."""
+        if width == 0:
+            return data.new_empty((len(data), 0), dtype=torch.float32), None
+        if self.sparsity is None:
+            return self.forward.decode(data), None
+        k = self.kept(width)
+        parts = data.split([self.forward.row_bytes(k), position_bytes(k, width)], 1)
+        # copied: where rows end at odd bytes, numbers of more than one byte cannot be read in place
+        values, positions = (part.clone(memory_format=torch.contiguous_format) for part in parts)
+        kept = unpack_positions(positions, k, width)
+        return _spread(self.forward.decode(values), kept, width), kept
+
+    def encode_gradient(self, gradient: Tensor, kept: Tensor | None) -> Tensor:
+        """float32 [M, D] of rows of which the positions `kept` were sent, as uint8 [M, gradient_bytes(D)]."""
+        if gradient.shape[1] == 0:
+            return gradient.new_empty((len(gradient), 0), dtype=torch.uint8)
+        values = gradient if kept is None else gradient.gather(1, kept)
+        return self.backward.encode(values if self.scale == 1 else values * self.scale)
+
+    def decode_gradient(self, data: Tensor, width: int, kept: Tensor | None) -> Tensor:
+        """uint8 [M, gradient_bytes(width)] as float32 [M, width], zero where nothing was sent."""
+        if width == 0:
+            return data.new_empty((len(data), 0), dtype=torch.float32)
+        values = self.backward.decode(data)
+        if self.scale != 1:
+            values /= self.scale
+        return values if kept is None else _spread(values, kept, width)
+
+    @property
+    def clipped(self) -> int:
+        """Values so far that were too large for what they travelled as."""
+        return self.forward.clipped + self.backward.clipped
+
+
+def exact_codec() -> PooledCodec:
+    """Four bytes a value, both ways."""
+    return PooledCodec(Exact(), Exact())
+
+
+@dataclass(frozen=True)
+class PooledComms:
+    """What pooled embeddings and their gradients travel as: options that config.comms has accepted."""
+
+    forward: str = "none"
+    backward: str = "none"  # dct with forward dct only
+    dct: DctConfig = field(default_factory=DctConfig)
+
+    @property
+    def exact_steps(self) -> int:
+        """Steps at the start in which everything travels as float32."""
+        return self.dct.warmup_steps if self.forward == "dct" else 0
+
+    def codec(self, examples: int) -> PooledCodec | None:
+        """None where everything is float32. `examples`: of all ranks in a full step."""
+        if self.forward == self.backward == "none":
+            return None
+        forward, backward = (DCT_VALUES if name == "dct" else name for name in (self.forward, self.backward))
+        scale = 2.0 ** math.ceil(math.log2(examples)) if backward in SCALED else 1.0
+        sparsity = self.dct.pooled_sparsity if self.forward == "dct" else None
+        return PooledCodec(_values(forward), _values(backward), scale, sparsity)
+
+
+def _values(name: str) -> ValueCodec:
+    codec = value_codec(name)
+    return Chunked(codec, CHUNK) if name == "int8" else codec
+
+
+def _spread(values: Tensor, kept: Tensor, width: int) -> Tensor:
+    """[M, k] at positions [M, k] of zeros [M, width]."""
+    return values.new_zeros((len(values), width)).scatter_(1, kept, values)

@@ -1,0 +1,71 @@
+"""Puts our exchange of pooled embeddings where TorchRec's output distributions make theirs."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec.distributed.sharding.dp_sharding import DpPooledEmbeddingDist
+from torchrec.distributed.sharding.grid_sharding import GridPooledEmbeddingDist
+from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingDist
+from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingDist
+from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingDist
+from torchrec.distributed.types import Awaitable
+
+from hetrain.comms.pooled import PooledExchange
+from hetrain.errors import ConfigError
+
+
+def exchange_with(exchange: PooledExchange, output_dists: Iterable[nn.Module]) -> None:
+    """Let `output_dists` (of a sharded EmbeddingBagCollection, not used so far) exchange through `exchange`.
+
+    TorchRec makes the inner modules on first use and where there are none; column-wise tables come as table-wise ones.
+    Tables cut over the ranks of a node (table_row_wise, grid_shard) are exchanged twice, inside of the node and then
+    between nodes, and encoded for each. Replicated tables are not exchanged.
+
+    Raises ConfigError for an output distribution that is not known here.
+    """
+    for output in output_dists:
+        if isinstance(output, DpPooledEmbeddingDist):
+            continue
+        if isinstance(output, TwPooledEmbeddingDist):
+            output._dist = _AllToAll(exchange, output._pg, output._dim_sum_per_rank, output._callbacks)
+        elif isinstance(output, RwPooledEmbeddingDist):
+            output._dist = _ReduceScatter(exchange, output._pg)
+        elif isinstance(output, TwRwPooledEmbeddingDist | GridPooledEmbeddingDist):
+            callbacks = getattr(output, "_callbacks", None)
+            output._intra_dist = _ReduceScatter(exchange, output._intra_pg)
+            output._cross_dist = _AllToAll(exchange, output._cross_pg, output._dim_sum_per_node, callbacks)
+        else:
+            raise ConfigError(
+                f"comms: pooled embeddings of TorchRec's {type(output).__name__} can only travel as float32. Set "
+                "comms.pooled_forward=none and comms.pooled_backward=none, or leave its sharding type out of "
+                "planner.sharding_types."
+            )
+
+
+class _AllToAll(nn.Module):
+    """Stands for TorchRec's PooledEmbeddingsAllToAll."""
+
+    def __init__(
+        self, exchange: PooledExchange, group: dist.ProcessGroup, widths: Sequence[int], callbacks: Sequence[Any] | None
+    ) -> None:
+        super().__init__()
+        self._exchange, self._group, self._widths = exchange, group, widths
+        self._callbacks = list(callbacks or ())
+
+    def forward(self, pooled: Tensor, batch_size_per_rank: Sequence[int] | None = None) -> Awaitable[Tensor]:
+        found = self._exchange.all_to_all(pooled, self._widths, self._group)
+        found.callbacks.extend(self._callbacks)
+        return found
+
+
+class _ReduceScatter(nn.Module):
+    """Stands for TorchRec's PooledEmbeddingsReduceScatter."""
+
+    def __init__(self, exchange: PooledExchange, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self._exchange, self._group = exchange, group
+
+    def forward(self, pooled: Tensor, input_splits: Sequence[int] | None = None) -> Awaitable[Tensor]:
+        return self._exchange.reduce_scatter(pooled, self._group)
