@@ -16,6 +16,7 @@ from torch import nn
 
 from hetrain import checkpoint
 from hetrain.config import RunConfig
+from hetrain.config.comms import codecs_of
 from hetrain.config.schema_keys import flatten
 from hetrain.data.fingerprint import Fingerprint, differing, fingerprint
 from hetrain.data.hold import hold
@@ -265,6 +266,7 @@ def _store_settings(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Any:
         servers=ranks.servers,
         index=cfg.store.index,
         own_pace=mode.mode in OWN_PACE,
+        rows=codecs_of(cfg).rows,
     )
 
 

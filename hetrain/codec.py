@@ -19,11 +19,11 @@ RUNS: dict[tuple[str, str], tuple[str, ...]] = {
     ("bsp", "pooled_forward"): (),
     ("bsp", "pooled_backward"): (),
     ("bsp", "dense"): (),
-    ("het", "rows"): (),
+    ("het", "rows"): ("fp16", "bf16", "int8"),
     ("het", "dense"): (),
-    ("asp", "rows"): (),
+    ("asp", "rows"): ("fp16", "bf16", "int8"),
     ("asp", "dense"): (),
-    ("ssp", "rows"): (),
+    ("ssp", "rows"): ("fp16", "bf16", "int8"),
     ("ssp", "dense"): (),
 }
 

@@ -18,6 +18,7 @@ from hetrain.store.ask import Answer, RowsAnswered, RowsAsked
 from hetrain.store.clocked_copies import ClockedCopies, Reading
 from hetrain.store.messages import none
 from hetrain.store.route import by_part
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.slot_table import SlotTable
 from hetrain.store.space import Placement
 
@@ -37,7 +38,7 @@ class _Push:
     """Gradients of one width group that wait for the next message to their owners."""
 
     rows: Tensor  # [U]
-    gradient: Tensor  # [U, D] on the host
+    gradient: Tensor  # [U, .] on the host, as RowCodec.pushes gives it
     seen: Tensor  # [U] or [0]
     by_owner: list[Tensor]
 
@@ -45,11 +46,18 @@ class _Push:
 class PulledGroup:
     """The features of one embedding dim on a worker: copies, the table computed on, and what is to be pushed."""
 
-    def __init__(self, placement: Placement, copies: ClockedCopies, optimizer: RowOptimizer, device: torch.device):
+    def __init__(
+        self,
+        placement: Placement,
+        copies: ClockedCopies,
+        optimizer: RowOptimizer,
+        device: torch.device,
+        codec: RowCodec,
+    ) -> None:
         self.placement, self.space, self.copies = placement, placement.space, copies
         self.features = list(self.space.feature_offsets)
         self._first_rows = torch.tensor([self.space.feature_offsets[f] for f in self.features])
-        self._optimizer, self._device = optimizer, device
+        self._optimizer, self._device, self._codec = optimizer, device, codec
         self._table: SlotTable | None = None
         self._push: _Push | None = None
 
@@ -94,7 +102,7 @@ class PulledGroup:
         self.copies.admit(
             reading,
             stored[back],
-            torch.cat([r.value for r in rows]).index_select(0, sent),
+            self._codec.read_rows(torch.cat([r.value for r in rows]).index_select(0, sent)),
             torch.cat([r.state for r in rows]).index_select(0, sent),
             torch.cat(tags)[back],
             applied[sent] if len(applied) else applied,
@@ -116,12 +124,12 @@ class PulledGroup:
         return self._table.pool(read.reading.positions, read.offsets)
 
     def stage(self, read: _Read, lr: float) -> None:
-        """Once backward is done: the gradients wait to be pushed, and the copies take them at rate `lr`."""
+        """Once backward is done: the gradients wait to be pushed, and the copies take what is pushed at rate `lr`."""
         assert self._table is not None
         reading = read.reading
-        gradient = self._table.gradients(torch.arange(len(reading.rows))).cpu()
+        gradient = self._codec.pushes(self._table.gradients(torch.arange(len(reading.rows))).cpu())
         self._push = _Push(reading.rows, gradient, reading.seen, read.by_owner)
-        self.copies.commit(reading, gradient, lr)
+        self.copies.commit(reading, self._codec.read_pushes(gradient), lr)
 
 
 class PulledBags(nn.Module):

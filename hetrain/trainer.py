@@ -291,6 +291,7 @@ class Trainer:
             "rank_seconds": works * self._train_seconds(),
             "bytes": setup.traffic.bytes,
             "bytes_aside": setup.traffic.aside,
+            "clipped_values": setup.traffic.clipped,
             "kernel_bytes": self._kernel_bytes(),
         }
         reports = setup.ranks.gather(mine)

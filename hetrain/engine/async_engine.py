@@ -27,6 +27,7 @@ from hetrain.planner.plan import Plan
 from hetrain.pulled_bags import Look, PulledBags, PulledGroup
 from hetrain.store.ask import NO_GATE, Answer, Ask
 from hetrain.store.clocked_copies import ClockedCopies, Counters
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.space import Placement, row_spaces
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
@@ -80,7 +81,7 @@ class AsyncEngine:
         self._part = self._owner_part(placements, dense_optimizer, seed, copies=keeps) if roles.owns(rank) else None
         service = None if self._part is None else self._part.service
         widths = [(space.dim, row_optimizer.state_width(space.dim) if keeps else 0) for space in spaces]
-        self._asking = Asking(self._transport, service, widths, traffic)
+        self._asking = Asking(self._transport, service, widths, traffic, settings.rows)
         meetings, lock = (None, None) if service is None else (service.meetings, service.lock)
         self.accord = OwnPace(self._transport, meetings, lock, settings.batch_size, group)
         self._origin = Origin(seed, row_optimizer.name, tables)
@@ -119,6 +120,7 @@ class AsyncEngine:
             self._settings,
             self._transport.roles,
             seed,
+            self._traffic,
             copies=copies,
         )
         part.answer(self._transport)
@@ -142,7 +144,8 @@ class AsyncEngine:
                 index=settings.index,
                 audit=settings.audit_every > 0,
             )
-            groups.append(PulledGroup(placement, copies, self._row_optimizer, self._device))
+            codec = RowCodec(settings.rows, space.dim, self._traffic)
+            groups.append(PulledGroup(placement, copies, self._row_optimizer, self._device, codec))
         return groups
 
     def _own_dense(self) -> Tensor:

@@ -23,6 +23,7 @@ from hetrain.engine.store_memory import StoreMemory, peak_rss
 from hetrain.engine.store_settings import StoreSettings, kept_rows, make_owner, store_layout
 from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.plan import Plan
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.space import Placement, row_spaces
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
@@ -38,6 +39,7 @@ def _width_groups(
     seed: int,
     settings: StoreSettings,
     group: dist.ProcessGroup | None,
+    traffic: Traffic,
 ) -> list[WidthGroup]:
     """Owner and cache of every embedding dim on this rank."""
     world_size = dist.get_world_size(group) if dist.is_initialized() else 1
@@ -57,9 +59,9 @@ def _width_groups(
     spaces = row_spaces(tables)
     groups = []
     for space, capacity in zip(spaces, kept_rows(settings, spaces, optimizer), strict=True):
-        placement = Placement(space, plan, world_size)
-        owner = make_owner(placement, rank, optimizer, seed, settings, held_back=capacity > 0)
-        groups.append(WidthGroup(placement, owner, optimizer, capacity, cache, device))
+        placement, codec = Placement(space, plan, world_size), RowCodec(settings.rows, space.dim, traffic)
+        owner = make_owner(placement, rank, optimizer, seed, settings, held_back=capacity > 0, codec=codec)
+        groups.append(WidthGroup(placement, owner, optimizer, capacity, cache, device, codec))
     return groups
 
 
@@ -91,7 +93,7 @@ class StoreEngine:
         """
         self._row_optimizer, self._schedule, self._settings = row_optimizer, schedule, settings
         self._device, self._traffic = device, traffic
-        self._groups = _width_groups(tables, plan, row_optimizer, device, seed, settings, group)
+        self._groups = _width_groups(tables, plan, row_optimizer, device, seed, settings, group, traffic)
         self._transport = CollectiveTransport(
             [part.owner for part in self._groups],
             [(part.space.dim, part.cache.copies.state.shape[1]) for part in self._groups],
@@ -101,6 +103,7 @@ class StoreEngine:
             device=device,
             servers=settings.servers,
             blocks=max(1, settings.late_blocks),
+            rows=settings.rows,
         )
         self._reads_ahead = settings.overlapped and self._transport.concurrent
         self._bags = StoreBags(self._groups, self._transport, settings.late_blocks if self._reads_ahead else 0)

@@ -13,6 +13,7 @@ from hetrain.optim import RowOptimizer
 from hetrain.planner.plan import Plan
 from hetrain.store import capacity as store_capacity
 from hetrain.store.owner import Owner
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.space import Placement, RowSpace
 
 LATE_BLOCKS = 4
@@ -35,6 +36,7 @@ class StoreSettings:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where master rows live
     servers: int = 0  # the last ranks, which own all rows and compute nothing
     index: str = "array"  # array: all rows in memory | hash: those seen
+    rows: str = "none"  # what rows and pushes travel as: none | fp16 | bf16 | int8 | dct
     own_pace: bool = False  # ranks do not step together (asp, ssp): no update is held back beyond its step
 
     @property
@@ -94,7 +96,14 @@ def kept_rows(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: Ro
 
 
 def make_owner(
-    placement: Placement, rank: int, optimizer: RowOptimizer, seed: int, settings: StoreSettings, *, held_back: bool
+    placement: Placement,
+    rank: int,
+    optimizer: RowOptimizer,
+    seed: int,
+    settings: StoreSettings,
+    *,
+    held_back: bool,
+    codec: RowCodec,
 ) -> Owner:
     """The owner of `rank`'s rows of one embedding dim."""
     return Owner(
@@ -111,6 +120,7 @@ def make_owner(
         directory=settings.directory,
         workers=placement.world_size - settings.servers,
         index=settings.index,
+        codec=codec,
     )
 
 
@@ -141,7 +151,9 @@ def async_layout(
 def _common_layout(
     settings: StoreSettings, capacities: Sequence[int], world_size: int, origin: Origin, plan: Plan
 ) -> dict[str, Any]:
+    coded = {} if settings.rows == "none" else {"rows": settings.rows}
     return {
+        **coded,
         "world_size": world_size,
         "servers": settings.servers,
         "capacity_rows": list(capacities),

@@ -17,13 +17,15 @@ from torch import Tensor
 
 from hetrain.consistency import UNBOUNDED, breaks_others_bound, breaks_own_bound, staleness_bound
 from hetrain.optim import RowOptimizer
-from hetrain.store.copies import NONE, Copies, Fetched
+from hetrain.store.arrivals import Arrivals, Fetched
+from hetrain.store.copies import NONE, Copies
 from hetrain.store.counters import Counters
 from hetrain.store.index import Ints
 from hetrain.store.initial import InitialRows
 from hetrain.store.messages import Reply, Request, none
 from hetrain.store.policy import make_policy
 from hetrain.store.read import Asked, ReadPlan
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.slots import Slots
 from hetrain.store.space import RowSpace
 
@@ -50,13 +52,14 @@ class Cache:
         count_updates: bool = False,
         late_leg: bool = False,
         index: str = "array",
+        codec: RowCodec | None = None,
     ) -> None:
         """`value` [slots, D] and `state` [slots, S], slots = capacity_rows + batch_rows; S = 0 at capacity 0.
 
         `seed`: of the initial rows, which owners do not send. `audit`: replies carry how many updates each row has
         taken, and the cache keeps it. `directory`: owners send notices, and only doubted copies are checked.
         `count_updates`: pushes say how many updates they hold, as clock=sum wants. `late_leg`: rows of the batch in
-        flight are left to `begin_late`. `index`: array | hash.
+        flight are left to `begin_late`. `index`: array | hash. `codec`: None sends pushes as they are.
         """
         slots = capacity_rows + batch_rows
         if value.shape != (slots, space.dim) or state.shape[0] != slots:
@@ -68,11 +71,14 @@ class Cache:
         self.observed_staleness_max = 0  # max of c_c - c_s over the reads found valid
         self._audit, self._directory, self._counted = audit, directory, count_updates or audit
         self._late_leg = late_leg
-        self._initial = InitialRows(space, seed)
         self._evicts = 0 < capacity_rows < space.rows
         self._policy_name, self._policy = policy, make_policy(policy, slots)
         self.slots = Slots(space.rows, slots, index)
-        self.copies = Copies(value, state, optimizer, held_back=self.held_back, audit=audit, counted=self._counted)
+        self._codec = codec or RowCodec("none", space.dim)
+        self._arrivals = Arrivals(InitialRows(space, seed), self._codec, value.device)
+        self.copies = Copies(
+            value, state, optimizer, self._codec, held_back=self.held_back, audit=audit, counted=self._counted
+        )
         self._spared = np.zeros(slots, bool)  # all False but in `commit`
         self._staged: list[Request] = []  # pushes for the next round
         self._open: ReadPlan | None = None  # begun, not yet admitted
@@ -168,7 +174,7 @@ class Cache:
         invalid = asked.check_slots[_ints(reply.invalid)]
         self.copies.put(asked.new_slots, fetched.part(slice(new)))
         self.copies.rebase(asked.stale_slots, fetched.part(slice(new, None)))
-        self.copies.rebase(invalid, Fetched.found_invalid(reply, self.copies.value.device))
+        self.copies.rebase(invalid, self._arrivals.found_invalid(reply))
         self._take_notices(reply)
         self.copies.reading[asked.slots_asked] = True
         self.counters.hits += len(asked.slots_asked) - new - len(asked.stale_slots) - len(invalid)
@@ -178,45 +184,16 @@ class Cache:
 
     def _fetched(self, asked: Asked, reply: Reply) -> Fetched:
         """All fetched rows [N]. Of those not sent, missed ones are made here and the others are what they were."""
-        device, sent, new = self.copies.value.device, _array(reply.stored), len(asked.new_slots)
-        count = len(sent)
-        clock, applied = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        if len(reply.clock):
-            clock[sent] = _ints(reply.clock)
-        if len(reply.applied):
-            applied[sent] = _ints(reply.applied)
-        value, state = reply.value.to(device), reply.state.to(device)
-        if len(value) == count:
-            return Fetched(value, state, clock, applied)
-        at = torch.from_numpy(np.flatnonzero(sent)).to(device)
-        whole = Fetched(
-            value.new_empty(count, value.shape[1]).index_copy_(0, at, value),
-            state.new_zeros(count, state.shape[1]).index_copy_(0, at, state),
-            clock,
-            applied,
-        )
-        self._make_initial(whole.value[:new], asked.request.fetch_rows[:new], sent[:new])
+        sent, new = _array(reply.stored), len(asked.new_slots)
+        fetched = self._arrivals.fetched(reply, asked.request.fetch_rows[:new])
         kept = np.flatnonzero(~sent[new:])
-        whole.replace(new + kept, self.copies.bases(asked.stale_slots[kept]))
-        return whole
-
-    def _make_initial(self, out: Tensor, rows: Tensor, sent: NDArray[np.bool_]) -> None:
-        """Write the initial values of those `rows` [n] that were not `sent` into `out` [n, D]."""
-        at = torch.from_numpy(np.flatnonzero(~sent)).to(out.device)
-        if len(at):
-            fresh = out.new_empty(len(at), out.shape[1])
-            self._initial.fill(fresh, rows.to(out.device)[at])
-            out.index_copy_(0, at, fresh)
+        if len(kept):
+            fetched.replace(new + kept, self.copies.bases(asked.stale_slots[kept]))
+        return fetched
 
     def rows_of(self, rows: Tensor, reply: Reply) -> Tensor:
         """Values [N, D] of fetched `rows` [N] that no copy is kept of: those of `reply`, or initial ones."""
-        value, sent = reply.value.to(self.copies.value.device), _array(reply.stored)
-        if len(value) == len(rows):
-            return value
-        at = torch.from_numpy(np.flatnonzero(sent)).to(value.device)
-        whole = value.new_empty(len(rows), value.shape[1]).index_copy_(0, at, value)
-        self._make_initial(whole, rows, sent)
-        return whole
+        return self._arrivals.fetched(reply, rows).value
 
     def _take_notices(self, reply: Reply) -> None:
         """Doubt the copies that the owners warn of; those that left the cache meanwhile are passed over."""
@@ -231,7 +208,8 @@ class Cache:
         clock = torch.from_numpy(self.copies.current[plan.touched] + 1) if self._audit else nothing
         state = gradient.new_empty(len(gradient), 0)
         updates = torch.ones_like(clock)
-        request = Request(plan.rows, gradient, state, clock, updates, nothing, nothing.bool(), nothing, nothing)
+        pushed = self._codec.pushes(gradient)
+        request = Request(plan.rows, pushed, state, clock, updates, nothing, nothing.bool(), nothing, nothing)
         self._staged.append(request)
 
     def commit(self, plan: ReadPlan) -> None:

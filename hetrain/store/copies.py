@@ -1,11 +1,12 @@
 """The copies in a cache's slots: values, optimizer state and clocks, and what each holds back.
 
 A held copy has c_s and c_c; its pending updates are `c_c - c_s` in number and `value - base` in amount, base being
-the row as it was last fetched or pushed. Values and state are views of the memory that the embedding kernel reads and
-trains in place; clocks are host arrays. A slot without a row, or whose row has not arrived yet, has c_s = c_c = -1.
+the row as it was last fetched or pushed. What a codec kept from a push stays in that difference. Values and state are
+views of the memory that the embedding kernel reads and trains in place; clocks are host arrays. A slot without a row,
+or whose row has not arrived yet, has c_s = c_c = -1.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,45 +14,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hetrain.optim import RowOptimizer
+from hetrain.store.arrivals import Fetched
 from hetrain.store.difference import decode, encode
 from hetrain.store.index import Ints
-from hetrain.store.messages import Reply, Request
+from hetrain.store.messages import Request
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.zeros import lazy_zeros
 
 NONE = -1
-
-
-class Fetched(NamedTuple):
-    """Rows as their owners have them."""
-
-    value: Tensor  # [n, D]
-    state: Tensor  # [n, S]
-    clock: Ints  # [n] c_g
-    applied: Ints  # [n] updates taken; 0 unless auditing is on
-
-    @classmethod
-    def found_invalid(cls, reply: Reply, device: torch.device) -> "Fetched":
-        """What `reply` sends of the copies checked in vain; tensors on `device`."""
-        numbers = (reply.invalid_clock.cpu().numpy(), reply.invalid_applied.cpu().numpy())
-        return cls(reply.invalid_value.to(device), reply.invalid_state.to(device), *numbers)
-
-    def part(self, which: slice) -> "Fetched":
-        """Some of the rows."""
-        return Fetched(self.value[which], self.state[which], self.clock[which], self.applied[which])
-
-    def replace(self, at: Ints, rows: "Fetched") -> None:
-        """Put `rows` [n] at positions `at` [n], in place."""
-        index = torch.from_numpy(at).to(self.value.device)
-        self.value.index_copy_(0, index, rows.value)
-        self.state.index_copy_(0, index, rows.state)
-        self.clock[at], self.applied[at] = rows.clock, rows.applied
 
 
 class Copies:
     """Copies by slot. Where nothing is held back there are no bases."""
 
     def __init__(
-        self, value: Tensor, state: Tensor, optimizer: RowOptimizer, *, held_back: bool, audit: bool, counted: bool
+        self,
+        value: Tensor,
+        state: Tensor,
+        optimizer: RowOptimizer,
+        codec: RowCodec,
+        *,
+        held_back: bool,
+        audit: bool,
+        counted: bool,
     ) -> None:
         """`value` [slots, D], `state` [slots, S]. `audit`: keep how many updates each fetched row had taken.
 
@@ -59,7 +44,7 @@ class Copies:
         """
         slots = len(value)
         self.value, self.state, self.held_back, self.audit = value, state, held_back, audit
-        self._optimizer, self._counted = optimizer, counted
+        self._optimizer, self._codec, self._counted = optimizer, codec, counted
         self.start = np.full(slots, NONE, np.int64)  # c_s
         self.current = np.full(slots, NONE, np.int64)  # c_c
         self.noticed = np.full(slots, NONE, np.int64)  # c_g that the owner warned of; NONE: the copy is not doubted
@@ -121,9 +106,11 @@ class Copies:
         """The pending updates of `slots`, which hold `rows`; they stay pending."""
         request = Request.empty(self.value.shape[1], self.state.shape[1], self.value.device)
         if len(slots) == 0:
+            request.push_value = self._codec.pushes(request.push_value)
             return request
         request.push_rows = torch.from_numpy(rows)
-        request.push_value, request.push_state = self._held_back(self._at(slots))
+        step, request.push_state = self._held_back(self._at(slots))
+        request.push_value = self._codec.pushes(step)
         request.push_clock = torch.from_numpy(self.current[slots])
         if self._counted:
             request.push_updates = torch.from_numpy(self.pending(slots))
@@ -138,16 +125,17 @@ class Copies:
     def pushed(self, slots: Ints, request: Request) -> None:
         """`slots` were pushed, last in `request`: the copies become what the owner makes of that.
 
-        Bit for bit, where nobody else changed the row since it was fetched (Owner merges with the same operations).
-        What follows is held back anew.
+        Bit for bit, where nobody else changed the row since it was fetched (Owner merges with the same operations);
+        where a codec rounds fetches, up to that rounding. What follows is held back anew, and so is what the codec
+        kept from this push.
         """
         if not len(slots):
             return
         at, last = self._at(slots), slice(len(request.push_rows) - len(slots), None)
         state = self._base_state.index_select(0, at) + request.push_state[last]
-        step = decode(request.push_value[last], state, self._optimizer.eps)
+        step = decode(self._codec.read_pushes(request.push_value[last]), state, self._optimizer.eps)
         value = self._base_value.index_select(0, at) + step
-        for tensor in (self._base_value, self.value):
+        for tensor in (self._base_value, self.value) if self._codec.exact else (self._base_value,):
             tensor.index_copy_(0, at, value)
         for tensor in (self._base_state, self.state):
             tensor.index_copy_(0, at, state)

@@ -1,11 +1,13 @@
 """An owner's side where ranks step at their own pace: gradients come in, rows and dense parameters go out.
 
 One lock per owner: an Ask's pushes are applied whole before another's, and what is read is read at one moment. Inside
-it everything is a few tensor operations over all rows of the message; bytes are packed and unpacked outside.
+it everything is a few tensor operations over all rows of the message; rows are encoded and decoded, and bytes packed
+and unpacked, outside.
 """
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -51,7 +53,14 @@ class OwnerService:
         self._read_at = [0] * len(clocks.clocks)  # by worker, pushes at its last read for training
 
     def serve(self, ask: Ask, tell: Tell) -> None:
-        """Apply the push of `ask`, then answer it: at once, or when the gate opens, on the thread that opens it."""
+        """Apply the push of `ask`, then answer it: at once, or when the gate opens, on the thread that opens it.
+
+        Whoever only looks gets the rows as they are.
+        """
+        for owner, rows in zip(self._owners, ask.rows, strict=True):
+            rows.push_gradient = owner.codec.read_pushes(rows.push_gradient)
+        if ask.begin:
+            tell = self._encoding(tell)
         with self.lock:
             answers = self._take(ask)
             if ask.number <= self._withdrawn[ask.worker] or not self._grants(ask):
@@ -60,6 +69,16 @@ class OwnerService:
                 answers.append((tell, self._read(ask)))
         for told, answer in answers:
             told(answer)
+
+    def _encoding(self, tell: Tell) -> Tell:
+        """`tell`, of rows as their codecs have them."""
+
+        def tell_encoded(answer: Answer) -> None:
+            pairs = zip(self._owners, answer.rows, strict=bool(answer.rows))
+            rows = [replace(part, value=owner.codec.rows(part.value)) for owner, part in pairs]
+            tell(replace(answer, rows=rows))
+
+        return tell if all(owner.codec.exact for owner in self._owners) else tell_encoded
 
     def _take(self, ask: Ask) -> list[tuple[Tell, Answer]]:
         """Apply the push; the answers to reads that waited for it."""

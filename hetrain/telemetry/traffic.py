@@ -1,10 +1,13 @@
 """Bytes that a rank sends, by what they were sent for."""
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 CHANNELS = ("ids", "rows_pull", "rows_push", "clocks", "pooled_fwd", "pooled_bwd", "dense", "audit")
 
@@ -19,6 +22,7 @@ class Traffic:
 
     bytes: dict[str, int] = field(default_factory=_no_bytes)
     aside: dict[str, int] = field(default_factory=_no_bytes)  # by evaluation and checkpoints, not by training
+    clipped: int = 0  # values sent that were too large for their codec
     _looking: bool = False
     _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -26,6 +30,19 @@ class Traffic:
         """Count `nbytes` on `channel`; KeyError for a channel that does not exist."""
         with self._lock:
             (self.aside if self._looking else self.bytes)[channel] += nbytes
+
+    def clip(self, values: int) -> None:
+        """Count `values` that a codec clipped, and say so once; not those of evaluation and checkpoints."""
+        if self._looking:
+            return
+        with self._lock:
+            first, self.clipped = self.clipped == 0, self.clipped + values
+        if first:
+            logger.warning(
+                "comms: %d values were too large for fp16 and were clipped; summary.json counts them as "
+                "clipped_values. Set comms=bf16, which has the range of fp32, or lower the learning rates.",
+                values,
+            )
 
     def only_aside(self) -> "Traffic":
         """A counter that adds to `aside` whatever this one does: for answers to ranks that look."""
