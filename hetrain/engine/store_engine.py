@@ -59,7 +59,7 @@ def _width_groups(
     spaces = row_spaces(tables)
     groups = []
     for space, capacity in zip(spaces, kept_rows(settings, spaces, optimizer), strict=True):
-        placement, codec = Placement(space, plan, world_size), RowCodec(settings.rows, space.dim, traffic)
+        placement, codec = Placement(space, plan, world_size), RowCodec(settings.rows, space.dim, traffic, settings.dct)
         owner = make_owner(placement, rank, optimizer, seed, settings, held_back=capacity > 0, codec=codec)
         groups.append(WidthGroup(placement, owner, optimizer, capacity, cache, device, codec))
     return groups
@@ -290,6 +290,12 @@ class StoreEngine:
         for g, part in enumerate(self._groups):
             part.load_state_dict(None if private is None else private["groups"][g])
 
+    def _report_of_waiting(self) -> dict[str, Any]:
+        """With dct: the most pushes of a row that something waited for."""
+        return (
+            {"residue_age_max": max(part.cache.residue_age_max for part in self._groups)} if self._settings.dct else {}
+        )
+
     def report(self) -> dict[str, Any]:
         """Cache counters of this rank, the staleness it saw, and the updates its reads missed in audit rounds."""
         counters = [asdict(part.cache.counters) for part in self._groups]
@@ -299,6 +305,7 @@ class StoreEngine:
             "cache": {"capacity_rows": sum(part.capacity_rows for part in self._groups), **cache},
             "observed_staleness_max": max(observed),
             "missed_updates_max": self._missed_updates_max if self._settings.audit_every else None,
+            **self._report_of_waiting(),
             "memory": {
                 "predicted": None if self.memory is None else self.memory.as_dict(),
                 "worker_rss_max": peak_rss(),

@@ -1,12 +1,13 @@
 """What the store is made with, and what follows from it before anything is allocated."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from hetrain.capacity import parse_capacity
+from hetrain.config import DctConfig
 from hetrain.consistency import ClockRule, Validation
 from hetrain.engine import Origin
 from hetrain.optim import RowOptimizer
@@ -15,6 +16,7 @@ from hetrain.store import capacity as store_capacity
 from hetrain.store.owner import Owner
 from hetrain.store.row_codec import RowCodec
 from hetrain.store.space import Placement, RowSpace
+from hetrain.store.threshold import Dct
 
 LATE_BLOCKS = 4
 
@@ -37,6 +39,7 @@ class StoreSettings:
     servers: int = 0  # the last ranks, which own all rows and compute nothing
     index: str = "array"  # array: all rows in memory | hash: those seen
     rows: str = "none"  # what rows and pushes travel as: none | fp16 | bf16 | int8 | dct
+    dct: Dct | None = None  # with dct: what of a push waits
     own_pace: bool = False  # ranks do not step together (asp, ssp): no update is held back beyond its step
 
     @property
@@ -73,6 +76,11 @@ class StoreSettings:
         return LATE_BLOCKS if self.overlapped and self._waits else 0
 
 
+def dct_of_rows(cfg: DctConfig) -> Dct:
+    """What `comms.dct` says of rows."""
+    return Dct(cfg.rows_sparsity, cfg.max_age, cfg.refresh_steps, cfg.warmup_steps)
+
+
 def slot_costs(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: RowOptimizer) -> list[int]:
     """Bytes of a cache's slot, per embedding dim."""
     held_back = settings.held_back
@@ -85,6 +93,7 @@ def slot_costs(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: R
             held_back=held_back,
             directory=settings.directory,
             audit=settings.audit_every > 0,
+            thresholds=settings.dct is not None and held_back,
         )
         for space in spaces
     ]
@@ -151,7 +160,7 @@ def async_layout(
 def _common_layout(
     settings: StoreSettings, capacities: Sequence[int], world_size: int, origin: Origin, plan: Plan
 ) -> dict[str, Any]:
-    coded = {} if settings.rows == "none" else {"rows": settings.rows}
+    coded = {} if settings.rows == "none" else {"rows": settings.rows, "dct": settings.dct and asdict(settings.dct)}
     return {
         **coded,
         "world_size": world_size,

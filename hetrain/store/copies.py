@@ -1,9 +1,9 @@
 """The copies in a cache's slots: values, optimizer state and clocks, and what each holds back.
 
 A held copy has c_s and c_c; its pending updates are `c_c - c_s` in number and `value - base` in amount, base being
-the row as it was last fetched or pushed. What a codec kept from a push stays in that difference. Values and state are
-views of the memory that the embedding kernel reads and trains in place; clocks are host arrays. A slot without a row,
-or whose row has not arrived yet, has c_s = c_c = -1.
+the row as it was last fetched or pushed. What a codec or a threshold kept from a push stays in that difference. Values
+and state are views of the memory that the embedding kernel reads and trains in place; clocks are host arrays. A slot
+without a row, or whose row has not arrived yet, has c_s = c_c = -1.
 """
 
 from typing import Any
@@ -19,6 +19,7 @@ from hetrain.store.difference import decode, encode
 from hetrain.store.index import Ints
 from hetrain.store.messages import Request
 from hetrain.store.row_codec import RowCodec
+from hetrain.store.threshold import Threshold
 from hetrain.store.zeros import lazy_zeros
 
 NONE = -1
@@ -50,6 +51,9 @@ class Copies:
         self.noticed = np.full(slots, NONE, np.int64)  # c_g that the owner warned of; NONE: the copy is not doubted
         self.reading = np.zeros(slots, bool)  # of a batch admitted and not yet committed
         self.applied = np.zeros(slots if audit else 0, np.int64)  # updates in the row at its last fetch
+        self.threshold = Threshold(codec.dct) if codec.dct and held_back else None
+        self.age = np.zeros(slots if self.threshold else 0, np.int32)  # pushes that kept something since a whole one
+        self.age_max = 0
         self._base_value = _zeros_like(value if held_back else value[:0])
         self._base_state = _zeros_like(state if held_back else state[:0])
 
@@ -99,18 +103,27 @@ class Copies:
         return held
 
     def dirty(self) -> Ints:
-        """Slots that hold back updates, ascending."""
-        return np.flatnonzero(self.current > self.start)
+        """Slots that hold back updates, or what a threshold kept of them, ascending."""
+        return np.flatnonzero(
+            (self.current > self.start) | (self.age > 0) if self.threshold else self.current > self.start
+        )
 
-    def pushes(self, slots: Ints, rows: Ints) -> Request:
-        """The pending updates of `slots`, which hold `rows`; they stay pending."""
+    def dirty_among(self, slots: Ints) -> Ints:
+        """Those of `slots`."""
+        held = self.pending(slots) > 0
+        return slots[held | (self.age[slots] > 0) if self.threshold else held]
+
+    def pushes(self, slots: Ints, rows: Ints, *, whole: bool = True) -> Request:
+        """The pending updates of `slots`, which hold `rows`; they stay pending. `whole`: also below the threshold."""
         request = Request.empty(self.value.shape[1], self.state.shape[1], self.value.device)
         if len(slots) == 0:
             request.push_value = self._codec.pushes(request.push_value)
             return request
         request.push_rows = torch.from_numpy(rows)
-        step, request.push_state = self._held_back(self._at(slots))
-        request.push_value = self._codec.pushes(step)
+        value, request.push_state = self._held_back(self._at(slots))
+        if self.threshold and not whole:
+            value.masked_fill_(~self._reached(slots, self.threshold), 0)
+        request.push_value = self._codec.pushes(value)
         request.push_clock = torch.from_numpy(self.current[slots])
         if self._counted:
             request.push_updates = torch.from_numpy(self.pending(slots))
@@ -121,6 +134,17 @@ class Copies:
         state = self.state.index_select(0, at)
         step = self.value.index_select(0, at).sub_(self._base_value.index_select(0, at))
         return encode(step, state, self._optimizer.eps), state - self._base_state.index_select(0, at)
+
+    def _reached(self, slots: Ints, threshold: Threshold) -> Tensor:
+        """Which values of `slots` do not wait: [n, D] bool. Steps count, not what travels in their place."""
+        at, due = self._at(slots), torch.from_numpy(self._due(slots, threshold))
+        reached = threshold.reached(self.value.index_select(0, at) - self._base_value.index_select(0, at))
+        return reached | due.to(reached.device).unsqueeze(1)
+
+    def _due(self, slots: Ints, threshold: Threshold) -> NDArray[np.bool_]:
+        """Where what waits must be sent whole."""
+        due: NDArray[np.bool_] = self.age[slots] >= threshold.settings.max_age
+        return due
 
     def pushed(self, slots: Ints, request: Request) -> None:
         """`slots` were pushed, last in `request`: the copies become what the owner makes of that.
@@ -142,6 +166,10 @@ class Copies:
         if self.audit:
             self.applied[slots] += self.pending(slots)
         self.start[slots] = self.current[slots]
+        if self.threshold:
+            keeps = ~self._due(slots, self.threshold) & (self.threshold.value > 0)
+            self.age[slots] = np.where(keeps, self.age[slots] + 1, 0)
+            self.age_max = max(self.age_max, int(self.age[slots].max()))
 
     def bases(self, slots: Ints) -> Fetched:
         """The rows as they were last fetched or pushed."""
@@ -162,6 +190,8 @@ class Copies:
         """Forget the copies in `slots`."""
         self.start[slots] = self.current[slots] = self.noticed[slots] = NONE
         self.reading[slots] = False
+        if self.threshold:
+            self.age[slots] = 0
 
     def grow(self, value: Tensor, state: Tensor) -> None:
         """Move to larger memory, whose first slots hold what the present ones do."""
@@ -185,13 +215,17 @@ class Copies:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything per slot that lies on the host, by attribute."""
-        names = ("start", "current", "noticed", "reading", *(("applied",) if self.audit else ()))
+        names = ["start", "current", "noticed", "reading"]
+        names += ["applied"] if self.audit else []
+        names += ["age"] if self.threshold else []
         return {name: getattr(self, name) for name in names}
 
     def state_dict(self, slots: Ints) -> dict[str, Any]:
         """Copies of what is in `slots`."""
         at = self._at(slots)
+        kept = {"threshold": self.threshold.state_dict(), "age_max": self.age_max} if self.threshold else {}
         return {
+            **kept,
             **{name: tensor.index_select(0, at) for name, tensor in self.tensors().items()},
             **{name: torch.from_numpy(array[slots]) for name, array in self.arrays().items()},
         }
@@ -203,6 +237,9 @@ class Copies:
             tensor.index_copy_(0, at, state[name].to(tensor.device))
         for name, array in self.arrays().items():
             array[slots] = state[name].numpy()
+        if self.threshold:
+            self.threshold.load_state_dict(state["threshold"])
+            self.age_max = state["age_max"]
 
 
 def _zeros_like(tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ PUSH_SCALE, exactly, before they are encoded: float16 then has all its digits fr
 import torch
 from torch import Tensor
 
+from hetrain.store.threshold import Dct
 from hetrain.telemetry import Traffic
 from hetrain.value_codec import value_codec
 
@@ -21,11 +22,14 @@ OF_DCT = "fp16"  # what travels of rows, and of the values of a push that reach 
 class RowCodec:
     """Of one embedding dim. Rows and pushes [n, D] float32 become bytes [n, row_bytes] uint8; with `none` they stay."""
 
-    def __init__(self, option: str, dim: int, traffic: Traffic | None = None) -> None:
-        """`option`: none | fp16 | bf16 | int8 | dct, which encodes as fp16. `traffic`: told of values clipped."""
-        self.thresholds = option == "dct"  # most of a push waits
+    def __init__(self, option: str, dim: int, traffic: Traffic | None = None, dct: Dct | None = None) -> None:
+        """`option`: none | fp16 | bf16 | int8 | dct, which encodes as fp16. `traffic`: told of values clipped.
+
+        `dct`: how pushes are thinned out, for those that push.
+        """
+        self.dct, self.thin = dct, option == "dct"  # of a push most is zero
         self.exact = option == "none"
-        self._name, self._traffic = OF_DCT if self.thresholds else option, traffic
+        self._name, self._traffic = OF_DCT if self.thin else option, traffic
         self.dim, self.row_bytes = dim, value_codec(self._name).row_bytes(dim)
 
     def rows(self, values: Tensor) -> Tensor:

@@ -182,7 +182,7 @@ def row_width(codec: RowCodec) -> Width:
 
 def push_width(codec: RowCodec) -> Width:
     """Of a field of pushes."""
-    return codec.dim if codec.exact else Coded(codec.dim, codec.row_bytes, thin=codec.thresholds)
+    return codec.dim if codec.exact else Coded(codec.dim, codec.row_bytes, thin=codec.thin)
 
 
 def _as_sent(width: Width, reader: Reader) -> Width:
