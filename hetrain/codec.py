@@ -19,11 +19,11 @@ RUNS: dict[tuple[str, str], tuple[str, ...]] = {
     ("bsp", "pooled_forward"): (),
     ("bsp", "pooled_backward"): (),
     ("bsp", "dense"): (),
-    ("het", "rows"): ("fp16", "bf16", "int8"),
+    ("het", "rows"): ("fp16", "bf16", "int8", "dct"),
     ("het", "dense"): (),
-    ("asp", "rows"): ("fp16", "bf16", "int8"),
+    ("asp", "rows"): ("fp16", "bf16", "int8", "dct"),
     ("asp", "dense"): (),
-    ("ssp", "rows"): ("fp16", "bf16", "int8"),
+    ("ssp", "rows"): ("fp16", "bf16", "int8", "dct"),
     ("ssp", "dense"): (),
 }
 

@@ -144,7 +144,7 @@ class AsyncEngine:
                 index=settings.index,
                 audit=settings.audit_every > 0,
             )
-            codec = RowCodec(settings.rows, space.dim, self._traffic)
+            codec = RowCodec(settings.rows, space.dim, self._traffic, settings.dct)
             groups.append(PulledGroup(placement, copies, self._row_optimizer, self._device, codec))
         return groups
 
@@ -276,12 +276,16 @@ class AsyncEngine:
             self._ask(ended=True)
 
     def _flush(self) -> None:
-        """Push gradients that wait."""
+        """Push gradients that wait, and with dct, where ranks are together, what a threshold kept of earlier ones."""
         if self._staged:
             self._ask()
+        if self._settings.dct is not None:
+            if self._bags.stage_rest():
+                self._ask()
+            self._transport.barrier()
 
     def finish(self) -> None:
-        """Nothing is held back for longer than a step."""
+        """Nothing is held back for longer than a step, or with dct until ranks meet."""
         self._flush()
 
     # -- looking ----------------------------------------------------------------------------------
@@ -343,7 +347,11 @@ class AsyncEngine:
                 dense_optimizer=self._dense.whole(self._look_at_dense()),
                 tables={} if self._hashed else owned_tables(owned),
                 replicated=frozenset(),
-                private={"age_max": self._age_max(), "counters": [asdict(g.copies.counters) for g in self._groups]},
+                private={
+                    "age_max": self._age_max(),
+                    "counters": [asdict(g.copies.counters) for g in self._groups],
+                    "residues": self._bags.state_of_rest(),
+                },
                 layout=self._layout,
                 origin=self._origin,
                 seen=seen_rows(owned) if self._hashed else None,
@@ -365,6 +373,7 @@ class AsyncEngine:
             for group, counters in zip(self._groups, private["counters"], strict=True):
                 group.copies.counters = Counters(**counters)
                 group.copies.age_max = private["age_max"]
+            self._bags.load_state_of_rest(private.get("residues", []))
         self._transport.barrier()
 
     def _age_max(self) -> int:
@@ -382,6 +391,7 @@ class AsyncEngine:
             "missed_updates_max": found.get("missed_updates_max") if self._settings.audit_every else None,
             "lead_max": found.get("lead_max"),
             "first_end": found.get("first_end"),
+            **self._bags.report_of_rest(),
             "memory": {
                 "predicted": None if self.memory is None else self.memory.as_dict(),
                 "worker_rss_max": peak_rss(),

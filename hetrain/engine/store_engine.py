@@ -292,9 +292,8 @@ class StoreEngine:
 
     def _report_of_waiting(self) -> dict[str, Any]:
         """With dct: the most pushes of a row that something waited for."""
-        return (
-            {"residue_age_max": max(part.cache.residue_age_max for part in self._groups)} if self._settings.dct else {}
-        )
+        ages = [part.cache.residue_age_max for part in self._groups]
+        return {"residue_age_max": max(ages)} if self._settings.dct else {}
 
     def report(self) -> dict[str, Any]:
         """Cache counters of this rank, the staleness it saw, and the updates its reads missed in audit rounds."""

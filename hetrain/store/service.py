@@ -84,6 +84,8 @@ class OwnerService:
         """Apply the push; the answers to reads that waited for it."""
         if ask.pushed:
             self._apply(ask)
+        else:  # what a threshold kept from earlier pushes, perhaps
+            self._apply_rows(ask, self._factor(self.pushed))
         due = self.clocks.advance(ask.worker, ENDED if ask.ended else ask.clock)
         if ask.ended and self.meetings is not None:
             self.meetings.end(ask.worker)
@@ -116,6 +118,13 @@ class OwnerService:
     def _apply(self, ask: Ask) -> None:
         factor = self._factor(self.pushed)
         self._dense.push(ask.dense, factor)
+        self._apply_rows(ask, factor)
+        self.missed_pushes_max = max(self.missed_pushes_max, self._pushes - self._read_at[ask.worker])
+        self._pushes += 1
+        self._read_at[ask.worker] += 1  # its own push is none that it missed
+        self.pushed += ask.pushed
+
+    def _apply_rows(self, ask: Ask, factor: float) -> None:
         for owner, rate, rows in zip(self._owners, self._rates, ask.rows, strict=True):
             if not len(rows.push_rows):
                 continue
@@ -124,10 +133,6 @@ class OwnerService:
                 missed = owner.applied.index_select(0, owner.memory.place(rows.push_rows)) - rows.push_seen
                 self.missed_updates_max = max(self.missed_updates_max, int(missed.max()))
             owner.serve([self._request(rows, owner)])
-        self.missed_pushes_max = max(self.missed_pushes_max, self._pushes - self._read_at[ask.worker])
-        self._pushes += 1
-        self._read_at[ask.worker] += 1  # its own push is none that it missed
-        self.pushed += ask.pushed
 
     def _request(self, rows: RowsAsked, owner: Owner) -> Request:
         request = Request.empty(owner.space.dim, 0)
