@@ -389,8 +389,7 @@ class AsyncEngine:
             "cache": cache and {"capacity_rows": kept, **cache},
             "observed_staleness_max": self._age_max() if self._gated else found.get("missed_pushes_max"),
             "missed_updates_max": found.get("missed_updates_max") if self._settings.audit_every else None,
-            "lead_max": found.get("lead_max"),
-            "first_end": found.get("first_end"),
+            **{name: found.get(name) for name in ("lead_max", "first_end")},
             **self._bags.report_of_rest(),
             "memory": {
                 "predicted": None if self.memory is None else self.memory.as_dict(),

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+NEVER = -1
+
 
 @dataclass(frozen=True)
 class Dct:
@@ -28,7 +30,7 @@ class Threshold:
         self.settings = settings
         self._value = 0.0
         self._steps = 0
-        self._found_at: int | None = None  # in steps
+        self._found_at = NEVER  # in steps
 
     def count_step(self) -> None:
         """A step was trained."""
@@ -45,7 +47,7 @@ class Threshold:
         Not for pushes of which nothing waits: they would move the threshold.
         """
         size, settings = values.abs(), self.settings
-        due = self._found_at is None or self._steps - self._found_at >= settings.refresh_steps
+        due = self._found_at == NEVER or self._steps - self._found_at >= settings.refresh_steps
         if due and self._steps >= settings.warmup_steps and size.numel():
             kept = max(1, round((1 - settings.sparsity) * size.numel()))
             self._value = float(torch.topk(size.view(-1), kept, sorted=False).values.min())

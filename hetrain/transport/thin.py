@@ -15,7 +15,7 @@ from torch import Tensor
 from hetrain.store.index import Ints
 from hetrain.transport.compact import Reader, Writer
 
-WHOLE = 0.75  # share of values other than zero from which a row travels whole: the rest saves less than positions cost
+WHOLE = 0.9  # share of values other than zero from which a row travels whole: the rest saves less than positions cost
 
 
 @dataclass
