@@ -9,6 +9,7 @@ they belong (transport/thin.py).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,23 +53,13 @@ class Layout:
     widths: tuple[Width, ...]
 
 
-@dataclass
-class _Field:
+class _Field(NamedTuple):
     """One field of a message to pack."""
 
     channel: str
     width: Width
     tensor: Tensor
-    thin: Thin | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.width, Coded) and self.width.thin and not self.exact:
-            self.thin = thin_out(self.tensor)
-
-    @property
-    def exact(self) -> bool:
-        """Of a coded field: whether its rows are float32."""
-        return self.tensor.dtype == torch.float32
+    thin: Thin | None
 
     @property
     def numbers(self) -> int:
@@ -88,6 +79,8 @@ class Codec:
     def __init__(self, layouts: Sequence[Layout], traffic: Traffic, overhead: str = "ids") -> None:
         """`overhead`: the channel of lengths, rows of fields and padding; they too say which rows are meant."""
         self._layouts = list(layouts)
+        self._widths = [width for layout in layouts for width in layout.widths]
+        self._coded = any(isinstance(width, Coded) for width in self._widths)
         self._traffic, self._overhead = traffic, overhead
 
     def pack(self, messages: Sequence[Sequence[tuple[str, Tensor]]]) -> Tensor:
@@ -96,26 +89,29 @@ class Codec:
         Integers are int64 and flags bool, on any device.
         """
         fields = [
-            _Field(channel, width, tensor)
+            _Field(channel, width, tensor, _thinned(width, tensor) if self._coded else None)
             for layout, message in zip(self._layouts, messages, strict=True)
             for channel, width, (_, tensor) in zip(layout.channels, layout.widths, message, strict=True)
         ]
         head = self._head(fields)
-        floats = [field for field in fields if _is_float(field.width) and field.tensor.numel()]
-        parts = [part for field in floats for part in self._padded(field)]
+        parts: list[Tensor] = []
+        for field in fields:
+            if _is_float(field.width) and field.tensor.numel():
+                parts += self._floats(field)
         lengths = len(head) // UNIT | sum(part.numel() for part in parts) // UNIT << HEAD_BITS
         front = [torch.tensor([lengths]).view(torch.uint8), torch.from_numpy(head)]
         if parts:
             front = [part.to(parts[0].device) for part in front]
         return torch.cat([*front, *parts])
 
-    def _padded(self, field: _Field) -> tuple[Tensor, Tensor]:
-        """Its floats, counted, and what fills their last unit."""
+    def _floats(self, field: _Field) -> list[Tensor]:
+        """The floats, counted, and what fills their last unit."""
         data = field.data()
-        filler = data.new_zeros(-len(data) % UNIT)
         self._traffic.add(field.channel, len(data))
-        self._traffic.add(self._overhead, len(filler))
-        return data, filler
+        if missing := -len(data) % UNIT:
+            self._traffic.add(self._overhead, missing)
+            return [data, data.new_zeros(missing)]
+        return [data]
 
     def _head(self, fields: Sequence[_Field]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         """Whole units; its bytes, and those of the lengths, are counted."""
@@ -124,9 +120,9 @@ class Codec:
         for field in fields:
             writer.count(len(field.tensor), rows)
             rows = len(field.tensor)
-        for field in fields:
+        for field in fields if self._coded else ():
             if isinstance(field.width, Coded):
-                writer.bits(int(field.exact), 1)
+                writer.bits(int(field.tensor.dtype == torch.float32), 1)
         writer.align(1)
         for field in fields:
             start = writer.nbytes
@@ -156,11 +152,10 @@ class Codec:
         """
         position = LENGTHS + _lengths(buffer)[0]
         reader, counts, rows = Reader(buffer[LENGTHS:position].cpu().numpy()), [], 0
-        widths = [width for layout in self._layouts for width in layout.widths]
-        for _ in widths:
+        for _ in self._widths:
             rows = reader.count(rows)
             counts.append(rows)
-        widths = [_as_sent(width, reader) for width in widths]
+        widths = [_as_sent(width, reader) for width in self._widths] if self._coded else self._widths
         reader.align(1)
         fields: list[Tensor] = []
         for width, n in zip(widths, counts, strict=True):
@@ -183,6 +178,10 @@ def row_width(codec: RowCodec) -> Width:
 def push_width(codec: RowCodec) -> Width:
     """Of a field of pushes."""
     return codec.dim if codec.exact else Coded(codec.dim, codec.row_bytes, thin=codec.thin)
+
+
+def _thinned(width: Width, tensor: Tensor) -> Thin | None:
+    return thin_out(tensor) if isinstance(width, Coded) and width.thin and tensor.dtype != torch.float32 else None
 
 
 def _as_sent(width: Width, reader: Reader) -> Width:
