@@ -125,14 +125,14 @@ class Codec:
                 writer.bits(int(field.tensor.dtype == torch.float32), 1)
         writer.align(1)
         for field in fields:
+            if field.thin is None and _is_float(field.width):
+                continue
             start = writer.nbytes
             if field.thin is not None:
                 field.thin.write(writer)
-            elif not _is_float(field.width):
+            else:
                 values = np.ascontiguousarray(field.tensor.cpu().numpy())
                 (writer.flags if field.width == BITS else writer.integers)(values)
-            else:
-                continue
             writer.align(1)
             self._traffic.add(field.channel, writer.nbytes - start)
             counted += writer.nbytes - start
@@ -163,9 +163,13 @@ class Codec:
                 fields.append(torch.from_numpy(reader.integers(n) if width is None else reader.flags(n)))
                 reader.align(1)
                 continue
-            field, nbytes = _floats(width, n, reader, buffer[position:])
+            if isinstance(width, Coded):
+                field, end = _coded(width, n, reader, buffer, position)
+            else:
+                end = position + n * width * 4
+                field = buffer[position:end].view(torch.float32).view(n, width)
             fields.append(field)
-            position += nbytes + -nbytes % UNIT
+            position = end + -(end - position) % UNIT
         left = iter(fields)
         return [[next(left) for _ in layout.widths] for layout in self._layouts]
 
@@ -189,17 +193,14 @@ def _as_sent(width: Width, reader: Reader) -> Width:
     return width.dim if isinstance(width, Coded) and reader.bits(1) else width
 
 
-def _floats(width: int | Coded, n: int, reader: Reader, data: Tensor) -> tuple[Tensor, int]:
-    """A field of `n` rows that begins at `data`, and its bytes."""
-    if not isinstance(width, Coded):
-        nbytes = n * width * 4
-        return data[:nbytes].view(torch.float32).view(n, width), nbytes
+def _coded(width: Coded, n: int, reader: Reader, buffer: Tensor, start: int) -> tuple[Tensor, int]:
+    """A field of `n` coded rows that begins at `start`, and where it ends."""
     if width.thin:
-        thin = Thin.read(reader, n, width.row_bytes, data)
+        thin = Thin.read(reader, n, width.row_bytes, buffer[start:])
         reader.align(1)
-        return thin.spread(width.row_bytes), len(thin.values)
-    nbytes = n * width.row_bytes
-    return data[:nbytes].view(n, width.row_bytes), nbytes
+        return thin.spread(width.row_bytes), start + len(thin.values)
+    end = start + n * width.row_bytes
+    return buffer[start:end].view(n, width.row_bytes), end
 
 
 def _is_float(width: Width) -> bool:

