@@ -249,9 +249,9 @@ def _make_model(cfg: RunConfig, schema: DatasetSchema, bags: nn.Module) -> nn.Mo
 
 
 def _store_settings(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Any:
-    from hetrain.engine.store_settings import StoreSettings
+    from hetrain.engine.store_settings import StoreSettings, dct_of_rows
 
-    mode = cfg.consistency
+    mode, rows = cfg.consistency, codecs_of(cfg).rows
     if cfg.store.device == "cuda" and device.type != "cuda":
         raise ConfigError(
             "store.device=cuda: this run has no CUDA device. Set store.device=cpu, or see `hetrain doctor`."
@@ -271,6 +271,8 @@ def _store_settings(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Any:
         servers=ranks.servers,
         index=cfg.store.index,
         own_pace=mode.mode in OWN_PACE,
+        rows=rows,
+        dct=dct_of_rows(cfg.comms.dct) if rows == "dct" else None,
     )
 
 

@@ -19,11 +19,11 @@ RUNS: dict[tuple[str, str], tuple[str, ...]] = {
     ("bsp", "pooled_forward"): ("fp16", "bf16", "int8", "dct"),
     ("bsp", "pooled_backward"): ("fp16", "bf16", "int8", "dct"),
     ("bsp", "dense"): ("fp16", "bf16", "dct"),
-    ("het", "rows"): (),
+    ("het", "rows"): ("fp16", "bf16", "int8", "dct"),
     ("het", "dense"): ("fp16", "bf16", "dct"),
-    ("asp", "rows"): (),
+    ("asp", "rows"): ("fp16", "bf16", "int8", "dct"),
     ("asp", "dense"): ("fp16", "bf16", "dct"),
-    ("ssp", "rows"): (),
+    ("ssp", "rows"): ("fp16", "bf16", "int8", "dct"),
     ("ssp", "dense"): ("fp16", "bf16", "dct"),
 }
 

@@ -7,6 +7,8 @@ merged per row, which is what is pushed.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +19,13 @@ from hetrain.optim import RowOptimizer
 from hetrain.store.ask import Answer, RowsAnswered, RowsAsked
 from hetrain.store.clocked_copies import ClockedCopies, Reading
 from hetrain.store.messages import none
+from hetrain.store.residue import Residue
 from hetrain.store.route import by_part
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.slot_table import SlotTable
 from hetrain.store.space import Placement
+
+SEEN_ALL = 1 << 40  # as `seen`, of what was kept from earlier pushes: it counted as missed in its own
 
 
 @dataclass
@@ -37,7 +43,7 @@ class _Push:
     """Gradients of one width group that wait for the next message to their owners."""
 
     rows: Tensor  # [U]
-    gradient: Tensor  # [U, D] on the host
+    gradient: Tensor  # [U, .] on the host, as RowCodec.pushes gives it
     seen: Tensor  # [U] or [0]
     by_owner: list[Tensor]
 
@@ -45,11 +51,20 @@ class _Push:
 class PulledGroup:
     """The features of one embedding dim on a worker: copies, the table computed on, and what is to be pushed."""
 
-    def __init__(self, placement: Placement, copies: ClockedCopies, optimizer: RowOptimizer, device: torch.device):
+    def __init__(
+        self,
+        placement: Placement,
+        copies: ClockedCopies,
+        optimizer: RowOptimizer,
+        device: torch.device,
+        codec: RowCodec,
+    ) -> None:
         self.placement, self.space, self.copies = placement, placement.space, copies
         self.features = list(self.space.feature_offsets)
         self._first_rows = torch.tensor([self.space.feature_offsets[f] for f in self.features])
-        self._optimizer, self._device = optimizer, device
+        self._optimizer, self._device, self._codec = optimizer, device, codec
+        # gradients lie on the host once they are staged
+        self.residue = Residue(self.space, codec, codec.dct, torch.device("cpu")) if codec.dct else None
         self._table: SlotTable | None = None
         self._push: _Push | None = None
 
@@ -94,7 +109,7 @@ class PulledGroup:
         self.copies.admit(
             reading,
             stored[back],
-            torch.cat([r.value for r in rows]).index_select(0, sent),
+            self._codec.read_rows(torch.cat([r.value for r in rows]).index_select(0, sent)),
             torch.cat([r.state for r in rows]).index_select(0, sent),
             torch.cat(tags)[back],
             applied[sent] if len(applied) else applied,
@@ -116,12 +131,22 @@ class PulledGroup:
         return self._table.pool(read.reading.positions, read.offsets)
 
     def stage(self, read: _Read, lr: float) -> None:
-        """Once backward is done: the gradients wait to be pushed, and the copies take them at rate `lr`."""
+        """Once backward is done: the gradients wait to be pushed, and the copies take what is pushed at rate `lr`."""
         assert self._table is not None
         reading = read.reading
         gradient = self._table.gradients(torch.arange(len(reading.rows))).cpu()
+        encode = self._codec.pushes if self.residue is None else partial(self.residue.take, reading.rows)
+        gradient = encode(gradient)
         self._push = _Push(reading.rows, gradient, reading.seen, read.by_owner)
-        self.copies.commit(reading, gradient, lr)
+        self.copies.commit(reading, self._codec.read_pushes(gradient), lr)
+
+    def stage_rest(self) -> None:
+        """All that a threshold kept waits to be pushed, nothing else being staged."""
+        if self.residue is not None:
+            rows, rest = self.residue.waiting()
+            seen = torch.full_like(rows, SEEN_ALL)
+            self._push = _Push(rows, self._codec.pushes(rest), seen, by_part(self.placement, rows))
+            self.residue.clear()
 
 
 class PulledBags(nn.Module):
@@ -169,11 +194,37 @@ class PulledBags(nn.Module):
             group.stage(read, lr)
         self._reads = []
 
+    @property
+    def _residues(self) -> list[Residue]:
+        return [group.residue for group in self.groups if group.residue is not None]
+
+    def stage_rest(self) -> bool:
+        """All that a threshold kept is pushed next, if there is anything."""
+        rest = any(residue.count for residue in self._residues)
+        for group in self.groups if rest else ():
+            group.stage_rest()
+        return rest
+
+    def report_of_rest(self) -> dict[str, int]:
+        """With dct: the most pushes of a row that something waited for."""
+        return {"residue_age_max": max(residue.age_max for residue in self._residues)} if self._residues else {}
+
+    def state_of_rest(self) -> list[dict[str, Any]]:
+        """With dct: for a checkpoint, by width group."""
+        return [residue.state_dict() for residue in self._residues]
+
+    def load_state_of_rest(self, state: Sequence[dict[str, Any]]) -> None:
+        """Take up what `state_of_rest` gave."""
+        for residue, of_residue in zip(self._residues, state, strict=True):
+            residue.load_state_dict(of_residue)
+
     def clear(self) -> None:
         """Forget all copies and what was begun."""
         self._reads = []
         for group in self.groups:
             group.copies.clear()
+        for residue in self._residues:
+            residue.clear()
 
     @contextmanager
     def looking(self, looks: Sequence["Look"], answers: Sequence[Answer], device: torch.device) -> Iterator[None]:

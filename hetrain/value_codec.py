@@ -111,5 +111,7 @@ def value_codec(name: str) -> ValueCodec:
     if name in ("fp16", "bf16"):
         return Half(name, torch.float16 if name == "fp16" else torch.bfloat16)
     if name == "int8":
+        import fbgemm_gpu  # noqa: F401 - its operators are there once it is imported
+
         return RowScaled()
     raise ValueError(f"no value codec {name!r}")

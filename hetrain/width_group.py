@@ -12,6 +12,7 @@ from hetrain.optim import RowOptimizer
 from hetrain.store.cache import Cache
 from hetrain.store.messages import Request
 from hetrain.store.owner import Owner
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.slot_table import SlotTable
 from hetrain.store.space import Placement, RowSpace
 
@@ -48,6 +49,7 @@ class WidthGroup:
         capacity_rows: int,
         settings: CacheSettings,
         device: torch.device,
+        codec: RowCodec | None = None,
     ) -> None:
         self.space: RowSpace = placement.space
         self.placement, self.owner = placement, owner
@@ -73,6 +75,7 @@ class WidthGroup:
             count_updates=settings.count_updates,
             late_leg=settings.late_leg,
             index=settings.index,
+            codec=codec,
         )
 
     def fetch(self, rows: Tensor) -> Request:

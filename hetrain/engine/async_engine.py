@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from hetrain.comms.dense_exchange import DenseComms
 from hetrain.data.batch import Batch
 from hetrain.engine import EngineState, Origin, StepOutput
+from hetrain.engine.async_report import age_max, async_report
 from hetrain.engine.dense_held_back import DenseHeldBack
 from hetrain.engine.flat_dense import FlatDense
 from hetrain.engine.loss import loss_share
@@ -22,13 +23,14 @@ from hetrain.engine.own_pace import OwnPace
 from hetrain.engine.owned_tables import owned_tables, owns, seen_rows, take_up_rows
 from hetrain.engine.owner_part import OwnerPart, read_dense
 from hetrain.engine.step_output import network_tensors, step_output
-from hetrain.engine.store_memory import StoreMemory, peak_rss
+from hetrain.engine.store_memory import StoreMemory
 from hetrain.engine.store_settings import StoreSettings, async_layout, kept_rows
 from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.plan import Plan
 from hetrain.pulled_bags import Look, PulledBags, PulledGroup
 from hetrain.store.ask import NO_GATE, Answer, Ask
 from hetrain.store.clocked_copies import ClockedCopies, Counters
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.space import Placement, row_spaces
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
@@ -85,7 +87,7 @@ class AsyncEngine:
         service = None if self._part is None else self._part.service
         widths = [(space.dim, row_optimizer.state_width(space.dim) if keeps else 0) for space in spaces]
         self._held_back = DenseHeldBack(dense_comms, self._dense, rank, self._transport.world_size, group)
-        self._asking = Asking(self._transport, service, widths, traffic, self._held_back.wire)
+        self._asking = Asking(self._transport, service, widths, traffic, self._held_back.wire, settings.rows)
         meetings, lock = (None, None) if service is None else (service.meetings, service.lock)
         self.accord = OwnPace(self._transport, meetings, lock, settings.batch_size, group)
         self._origin = Origin(seed, row_optimizer.name, tables)
@@ -124,6 +126,7 @@ class AsyncEngine:
             self._settings,
             self._transport.roles,
             seed,
+            self._traffic,
             copies=copies,
         )
         part.answer(self._transport)
@@ -147,7 +150,8 @@ class AsyncEngine:
                 index=settings.index,
                 audit=settings.audit_every > 0,
             )
-            groups.append(PulledGroup(placement, copies, self._row_optimizer, self._device))
+            codec = RowCodec(settings.rows, space.dim, self._traffic, settings.dct)
+            groups.append(PulledGroup(placement, copies, self._row_optimizer, self._device, codec))
         return groups
 
     def _own_dense(self) -> Tensor:
@@ -279,12 +283,16 @@ class AsyncEngine:
             self._ask(ended=True)
 
     def _flush(self) -> None:
-        """Push gradients that wait."""
+        """Push gradients that wait, and with dct, where ranks are together, what a threshold kept of earlier ones."""
         if self._staged:
             self._ask()
+        if self._settings.dct is not None:
+            if self._bags.stage_rest():
+                self._ask()
+            self._transport.barrier()
 
     def finish(self) -> None:
-        """Nothing is held back for longer than a step."""
+        """Nothing is held back for longer than a step, or with dct until ranks meet."""
         self._flush()
 
     # -- looking ----------------------------------------------------------------------------------
@@ -347,7 +355,12 @@ class AsyncEngine:
                 dense_optimizer=self._dense.whole(self._look_at_dense()),
                 tables={} if self._hashed else owned_tables(owned),
                 replicated=frozenset(),
-                private={"age_max": self._age_max(), "counters": counters, "dense": self._held_back.state_dict()},
+                private={
+                    "age_max": age_max(self._groups),
+                    "counters": counters,
+                    "residues": self._bags.state_of_rest(),
+                    "dense": self._held_back.state_dict(),
+                },
                 layout=self._layout,
                 origin=self._origin,
                 seen=seen_rows(owned) if self._hashed else None,
@@ -371,27 +384,12 @@ class AsyncEngine:
             for group, counters in zip(self._groups, private["counters"], strict=True):
                 group.copies.counters = Counters(**counters)
                 group.copies.age_max = private["age_max"]
+            self._bags.load_state_of_rest(private.get("residues", []))
         self._transport.barrier()
 
-    def _age_max(self) -> int:
-        return max((group.copies.age_max for group in self._groups), default=0)
-
     def report(self) -> dict[str, Any]:
-        """Cache counters of this rank, the staleness it saw, and as an owner the updates that pushes had missed."""
-        found = self._part.report() if self._part is not None else {}
-        counters = [asdict(group.copies.counters) for group in self._groups]
-        cache = {name: sum(c[name] for c in counters) for name in counters[0]} if counters else None
-        kept = sum(group.copies.capacity_rows for group in self._groups)
-        return {
-            "cache": cache and {"capacity_rows": kept, **cache},
-            "observed_staleness_max": self._age_max() if self._gated else found.get("missed_pushes_max"),
-            "missed_updates_max": found.get("missed_updates_max") if self._settings.audit_every else None,
-            "lead_max": found.get("lead_max"),
-            "dense_dct": self._held_back.report(),
-            "first_end": found.get("first_end"),
-            "memory": {
-                "predicted": None if self.memory is None else self.memory.as_dict(),
-                "worker_rss_max": peak_rss(),
-                "owner_rows_max": found.get("owner_rows_max"),
-            },
-        }
+        """See async_report; and what this rank holds back."""
+        found = async_report(
+            self._part, self._groups, self.memory, gated=self._gated, audited=bool(self._settings.audit_every)
+        )
+        return {**found, "dense_dct": self._held_back.report(), **self._bags.report_of_rest()}

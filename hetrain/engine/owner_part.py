@@ -15,9 +15,11 @@ from hetrain.optim import RowOptimizer
 from hetrain.roles import Roles
 from hetrain.store.dense_shard import DenseShard, State
 from hetrain.store.meetings import Meetings
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.service import OwnerService, Parked
 from hetrain.store.space import Placement
 from hetrain.store.worker_clocks import WorkerClocks
+from hetrain.telemetry import Traffic
 from hetrain.transport.rpc import Reply, RpcTransport
 
 
@@ -35,14 +37,16 @@ class OwnerPart:
         settings: StoreSettings,
         roles: Roles,
         seed: int,
+        traffic: Traffic,
         *,
         copies: bool,
     ) -> None:
         """`dense` [P]: this owner's slice, as it starts. `factor`, `copies`: see OwnerService."""
-        self.rows = [
-            Owned(placement, make_owner(placement, rank, row_optimizer, seed, settings, held_back=False))
-            for placement in placements
-        ]
+        self.rows = []
+        for placement in placements:
+            codec = RowCodec(settings.rows, placement.space.dim, traffic)
+            owner = make_owner(placement, rank, row_optimizer, seed, settings, held_back=False, codec=codec)
+            self.rows.append(Owned(placement, owner))
         self.dense = DenseShard(dense, dense_optimizer)
         self.clocks: WorkerClocks[Parked] = WorkerClocks(roles.workers)
         first = rank == roles.owners[0]

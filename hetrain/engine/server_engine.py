@@ -18,6 +18,7 @@ from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.plan import Plan
 from hetrain.store.audit import missed_updates
 from hetrain.store.messages import Part
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.space import Placement, row_spaces
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
@@ -51,7 +52,8 @@ class ServerEngine:
         widths: list[tuple[int, int]] = []
         for space, capacity in zip(spaces, capacities, strict=True):
             placement, held_back = Placement(space, plan, world_size), capacity > 0
-            owner = make_owner(placement, rank, row_optimizer, seed, settings, held_back=held_back)
+            codec = RowCodec(settings.rows, space.dim, traffic)
+            owner = make_owner(placement, rank, row_optimizer, seed, settings, held_back=held_back, codec=codec)
             self._parts.append(Owned(placement, owner))
             widths.append((space.dim, row_optimizer.state_width(space.dim) if held_back else 0))
         self._transport = CollectiveTransport(
@@ -62,6 +64,7 @@ class ServerEngine:
             group=group,
             servers=settings.servers,
             blocks=max(1, settings.late_blocks),
+            rows=settings.rows,
         )
         self._origin = Origin(seed, row_optimizer.name, tables)
         self._layout = store_layout(settings, capacities, world_size, self._origin, plan)

@@ -24,6 +24,7 @@ from hetrain.engine.store_memory import StoreMemory, peak_rss
 from hetrain.engine.store_settings import StoreSettings, kept_rows, make_owner, store_layout
 from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.plan import Plan
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.space import Placement, row_spaces
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
@@ -39,6 +40,7 @@ def _width_groups(
     seed: int,
     settings: StoreSettings,
     group: dist.ProcessGroup | None,
+    traffic: Traffic,
 ) -> list[WidthGroup]:
     """Owner and cache of every embedding dim on this rank."""
     world_size = dist.get_world_size(group) if dist.is_initialized() else 1
@@ -58,9 +60,9 @@ def _width_groups(
     spaces = row_spaces(tables)
     groups = []
     for space, capacity in zip(spaces, kept_rows(settings, spaces, optimizer), strict=True):
-        placement = Placement(space, plan, world_size)
-        owner = make_owner(placement, rank, optimizer, seed, settings, held_back=capacity > 0)
-        groups.append(WidthGroup(placement, owner, optimizer, capacity, cache, device))
+        placement, codec = Placement(space, plan, world_size), RowCodec(settings.rows, space.dim, traffic, settings.dct)
+        owner = make_owner(placement, rank, optimizer, seed, settings, held_back=capacity > 0, codec=codec)
+        groups.append(WidthGroup(placement, owner, optimizer, capacity, cache, device, codec))
     return groups
 
 
@@ -93,7 +95,7 @@ class StoreEngine:
         """
         self._row_optimizer, self._schedule, self._settings = row_optimizer, schedule, settings
         self._device, self._traffic = device, traffic
-        self._groups = _width_groups(tables, plan, row_optimizer, device, seed, settings, group)
+        self._groups = _width_groups(tables, plan, row_optimizer, device, seed, settings, group, traffic)
         self._transport = CollectiveTransport(
             [part.owner for part in self._groups],
             [(part.space.dim, part.cache.copies.state.shape[1]) for part in self._groups],
@@ -103,6 +105,7 @@ class StoreEngine:
             device=device,
             servers=settings.servers,
             blocks=max(1, settings.late_blocks),
+            rows=settings.rows,
         )
         self._reads_ahead = settings.overlapped and self._transport.concurrent
         self._bags = StoreBags(self._groups, self._transport, settings.late_blocks if self._reads_ahead else 0)
@@ -292,6 +295,11 @@ class StoreEngine:
         for g, part in enumerate(self._groups):
             part.load_state_dict(None if private is None else private["groups"][g])
 
+    def _report_of_waiting(self) -> dict[str, Any]:
+        """With dct: the most pushes of a row that something waited for."""
+        ages = [part.cache.residue_age_max for part in self._groups]
+        return {"residue_age_max": max(ages)} if self._settings.dct else {}
+
     def report(self) -> dict[str, Any]:
         """Cache counters of this rank, the staleness it saw, and the updates its reads missed in audit rounds."""
         counters = [asdict(part.cache.counters) for part in self._groups]
@@ -302,6 +310,7 @@ class StoreEngine:
             "observed_staleness_max": max(observed),
             "missed_updates_max": self._missed_updates_max if self._settings.audit_every else None,
             "dense_dct": self._reducer.report(),
+            **self._report_of_waiting(),
             "memory": {
                 "predicted": None if self.memory is None else self.memory.as_dict(),
                 "worker_rss_max": peak_rss(),

@@ -1,19 +1,22 @@
 """What the store is made with, and what follows from it before anything is allocated."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from hetrain.capacity import parse_capacity
+from hetrain.config import DctConfig
 from hetrain.consistency import ClockRule, Validation
 from hetrain.engine import Origin
 from hetrain.optim import RowOptimizer
 from hetrain.planner.plan import Plan
 from hetrain.store import capacity as store_capacity
 from hetrain.store.owner import Owner
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.space import Placement, RowSpace
+from hetrain.store.threshold import Dct
 
 LATE_BLOCKS = 4
 
@@ -35,6 +38,8 @@ class StoreSettings:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where master rows live
     servers: int = 0  # the last ranks, which own all rows and compute nothing
     index: str = "array"  # array: all rows in memory | hash: those seen
+    rows: str = "none"  # what rows and pushes travel as: none | fp16 | bf16 | int8 | dct
+    dct: Dct | None = None  # with dct: what of a push waits
     own_pace: bool = False  # ranks do not step together (asp, ssp): no update is held back beyond its step
 
     @property
@@ -71,6 +76,11 @@ class StoreSettings:
         return LATE_BLOCKS if self.overlapped and self._waits else 0
 
 
+def dct_of_rows(cfg: DctConfig) -> Dct:
+    """What `comms.dct` says of rows."""
+    return Dct(cfg.rows_sparsity, cfg.max_age, cfg.refresh_steps, cfg.warmup_steps)
+
+
 def slot_costs(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: RowOptimizer) -> list[int]:
     """Bytes of a cache's slot, per embedding dim."""
     held_back = settings.held_back
@@ -83,6 +93,7 @@ def slot_costs(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: R
             held_back=held_back,
             directory=settings.directory,
             audit=settings.audit_every > 0,
+            thresholds=settings.dct is not None and held_back,
         )
         for space in spaces
     ]
@@ -94,7 +105,14 @@ def kept_rows(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: Ro
 
 
 def make_owner(
-    placement: Placement, rank: int, optimizer: RowOptimizer, seed: int, settings: StoreSettings, *, held_back: bool
+    placement: Placement,
+    rank: int,
+    optimizer: RowOptimizer,
+    seed: int,
+    settings: StoreSettings,
+    *,
+    held_back: bool,
+    codec: RowCodec,
 ) -> Owner:
     """The owner of `rank`'s rows of one embedding dim."""
     return Owner(
@@ -111,6 +129,7 @@ def make_owner(
         directory=settings.directory,
         workers=placement.world_size - settings.servers,
         index=settings.index,
+        codec=codec,
     )
 
 
@@ -141,7 +160,9 @@ def async_layout(
 def _common_layout(
     settings: StoreSettings, capacities: Sequence[int], world_size: int, origin: Origin, plan: Plan
 ) -> dict[str, Any]:
+    coded = {} if settings.rows == "none" else {"rows": settings.rows, "dct": settings.dct and asdict(settings.dct)}
     return {
+        **coded,
         "world_size": world_size,
         "servers": settings.servers,
         "capacity_rows": list(capacities),

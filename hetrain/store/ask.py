@@ -24,7 +24,7 @@ class RowsAsked(Message):
     """One width group's part of an Ask. Row numbers are global, ascending, int64; each occurs once per field."""
 
     push_rows: Tensor  # [M]
-    push_gradient: Tensor  # [M, D] float32
+    push_gradient: Tensor  # [M, .] what RowCodec.pushes gives
     push_seen: Tensor  # [M] int64 updates in the row that the gradient was computed on; [0] unless audited
     fetch_rows: Tensor  # [N]
 
@@ -41,7 +41,7 @@ class RowsAnswered(Message):
     """A row that no push ever reached is not sent: whoever asked makes it (store/initial.py)."""
 
     stored: Tensor  # [N] bool: whether the row is sent; K are
-    value: Tensor  # [K, D] float32
+    value: Tensor  # [K, .] what RowCodec.rows gives; to those who look [K, D] float32
     state: Tensor  # [K, S] float32
     applied: Tensor  # [K] int64 updates the row has taken; [0] unless auditing
 

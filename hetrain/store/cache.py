@@ -8,6 +8,7 @@ has a late leg: `begin_late` -> exchange -> `admit`.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,16 @@ from torch import Tensor
 
 from hetrain.consistency import UNBOUNDED, breaks_others_bound, breaks_own_bound, staleness_bound
 from hetrain.optim import RowOptimizer
-from hetrain.store.copies import NONE, Copies, Fetched
+from hetrain.store.arrivals import Arrivals, Fetched
+from hetrain.store.copies import NONE, Copies
 from hetrain.store.counters import Counters
 from hetrain.store.index import Ints
 from hetrain.store.initial import InitialRows
 from hetrain.store.messages import Reply, Request, none
 from hetrain.store.policy import make_policy
 from hetrain.store.read import Asked, ReadPlan
-from hetrain.store.scatter import put_rows
+from hetrain.store.residue import Residue
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.slots import Slots
 from hetrain.store.space import RowSpace
 
@@ -51,13 +54,14 @@ class Cache:
         count_updates: bool = False,
         late_leg: bool = False,
         index: str = "array",
+        codec: RowCodec | None = None,
     ) -> None:
         """`value` [slots, D] and `state` [slots, S], slots = capacity_rows + batch_rows; S = 0 at capacity 0.
 
         `seed`: of the initial rows, which owners do not send. `audit`: replies carry how many updates each row has
         taken, and the cache keeps it. `directory`: owners send notices, and only doubted copies are checked.
         `count_updates`: pushes say how many updates they hold, as clock=sum wants. `late_leg`: rows of the batch in
-        flight are left to `begin_late`. `index`: array | hash.
+        flight are left to `begin_late`. `index`: array | hash. `codec`: None sends pushes as they are.
         """
         slots = capacity_rows + batch_rows
         if value.shape != (slots, space.dim) or state.shape[0] != slots:
@@ -69,11 +73,16 @@ class Cache:
         self.observed_staleness_max = 0  # max of c_c - c_s over the reads found valid
         self._audit, self._directory, self._counted = audit, directory, count_updates or audit
         self._late_leg = late_leg
-        self._initial = InitialRows(space, seed)
         self._evicts = 0 < capacity_rows < space.rows
         self._policy_name, self._policy = policy, make_policy(policy, slots)
         self.slots = Slots(space.rows, slots, index)
-        self.copies = Copies(value, state, optimizer, held_back=self.held_back, audit=audit, counted=self._counted)
+        self._codec = codec or RowCodec("none", space.dim)
+        self._arrivals = Arrivals(InitialRows(space, seed), self._codec, value.device)
+        self.copies = Copies(
+            value, state, optimizer, self._codec, held_back=self.held_back, audit=audit, counted=self._counted
+        )
+        dct = None if self.held_back else self._codec.dct
+        self._residue = None if dct is None else Residue(space, self._codec, dct, value.device)
         self._spared = np.zeros(slots, bool)  # all False but in `commit`
         self._staged: list[Request] = []  # pushes for the next round
         self._open: ReadPlan | None = None  # begun, not yet admitted
@@ -169,7 +178,7 @@ class Cache:
         invalid = asked.check_slots[_ints(reply.invalid)]
         self.copies.put(asked.new_slots, fetched.part(slice(new)))
         self.copies.rebase(asked.stale_slots, fetched.part(slice(new, None)))
-        self.copies.rebase(invalid, Fetched.found_invalid(reply, self.copies.value.device))
+        self.copies.rebase(invalid, self._arrivals.found_invalid(reply))
         self._take_notices(reply)
         self.copies.reading[asked.slots_asked] = True
         self.counters.hits += len(asked.slots_asked) - new - len(asked.stale_slots) - len(invalid)
@@ -179,45 +188,16 @@ class Cache:
 
     def _fetched(self, asked: Asked, reply: Reply) -> Fetched:
         """All fetched rows [N]. Of those not sent, missed ones are made here and the others are what they were."""
-        device, sent, new = self.copies.value.device, _array(reply.stored), len(asked.new_slots)
-        count = len(sent)
-        clock, applied = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        if len(reply.clock):
-            clock[sent] = _ints(reply.clock)
-        if len(reply.applied):
-            applied[sent] = _ints(reply.applied)
-        value, state = reply.value.to(device), reply.state.to(device)
-        if len(value) == count:
-            return Fetched(value, state, clock, applied)
-        at = torch.from_numpy(np.flatnonzero(sent)).to(device)
-        whole = Fetched(
-            put_rows(value.new_empty(count, value.shape[1]), at, value),
-            put_rows(state.new_zeros(count, state.shape[1]), at, state),
-            clock,
-            applied,
-        )
-        self._make_initial(whole.value[:new], asked.request.fetch_rows[:new], sent[:new])
+        sent, new = _array(reply.stored), len(asked.new_slots)
+        fetched = self._arrivals.fetched(reply, asked.request.fetch_rows[:new])
         kept = np.flatnonzero(~sent[new:])
-        whole.replace(new + kept, self.copies.bases(asked.stale_slots[kept]))
-        return whole
-
-    def _make_initial(self, out: Tensor, rows: Tensor, sent: NDArray[np.bool_]) -> None:
-        """Write the initial values of those `rows` [n] that were not `sent` into `out` [n, D]."""
-        at = torch.from_numpy(np.flatnonzero(~sent)).to(out.device)
-        if len(at):
-            fresh = out.new_empty(len(at), out.shape[1])
-            self._initial.fill(fresh, rows.to(out.device)[at])
-            put_rows(out, at, fresh)
+        if len(kept):
+            fetched.replace(new + kept, self.copies.bases(asked.stale_slots[kept]))
+        return fetched
 
     def rows_of(self, rows: Tensor, reply: Reply) -> Tensor:
         """Values [N, D] of fetched `rows` [N] that no copy is kept of: those of `reply`, or initial ones."""
-        value, sent = reply.value.to(self.copies.value.device), _array(reply.stored)
-        if len(value) == len(rows):
-            return value
-        at = torch.from_numpy(np.flatnonzero(sent)).to(value.device)
-        whole = put_rows(value.new_empty(len(rows), value.shape[1]), at, value)
-        self._make_initial(whole, rows, sent)
-        return whole
+        return self._arrivals.fetched(reply, rows).value
 
     def _take_notices(self, reply: Reply) -> None:
         """Doubt the copies that the owners warn of; those that left the cache meanwhile are passed over."""
@@ -232,7 +212,9 @@ class Cache:
         clock = torch.from_numpy(self.copies.current[plan.touched] + 1) if self._audit else nothing
         state = gradient.new_empty(len(gradient), 0)
         updates = torch.ones_like(clock)
-        request = Request(plan.rows, gradient, state, clock, updates, nothing, nothing.bool(), nothing, nothing)
+        encode = self._codec.pushes if self._residue is None else partial(self._residue.take, plan.rows)
+        pushed = encode(gradient)
+        request = Request(plan.rows, pushed, state, clock, updates, nothing, nothing.bool(), nothing, nothing)
         self._staged.append(request)
 
     def commit(self, plan: ReadPlan) -> None:
@@ -240,6 +222,8 @@ class Cache:
 
         Rows of the batch begun meanwhile stay, and those it brings in do not count yet.
         """
+        if self.copies.threshold:
+            self.copies.threshold.count_step()
         self.copies.current[plan.touched] += 1
         self.copies.reading[plan.touched] = False
         if not self.held_back:
@@ -260,7 +244,7 @@ class Cache:
     def _evict(self, count: int) -> None:
         with self._sparing() as spared:
             victims = self._policy.victims(count, spared)
-        dirty = victims[self.copies.pending(victims) > 0]
+        dirty = self.copies.dirty_among(victims)
         if len(dirty):
             self._staged.append(self._pushes(dirty))
         self._release(victims)
@@ -288,7 +272,7 @@ class Cache:
         parts = self._staged
         self._staged = []
         if len(slots) or not parts:
-            parts = [*parts, self._pushes(slots)]
+            parts = [*parts, self.copies.pushes(slots, self.slots.row[slots], whole=False)]
         return Request.concat_pushes(parts)
 
     def pending(self, part: int = 0, parts: int = 1) -> Request:
@@ -297,6 +281,8 @@ class Cache:
         One request of pushes alone; changes nothing.
         """
         dirty, staged = self.copies.dirty(), self._staged
+        if self._residue is not None:
+            staged = [self._residue.merged(Request.concat_pushes([*staged, self._pushes(dirty)]))]
         if parts > 1:
             dirty = dirty[self.slots.row[dirty] % parts == part]
             staged = [push.pushes(torch.nonzero(push.push_rows % parts == part).flatten()) for push in staged]
@@ -306,7 +292,13 @@ class Cache:
     def pending_bytes(self) -> int:
         """Of the values and states that `pending` gives."""
         rows = sum(len(push.push_rows) for push in self._staged) + len(self.copies.dirty())
+        rows += 0 if self._residue is None else self._residue.count
         return rows * 4 * (self.space.dim + self.copies.state.shape[1])
+
+    @property
+    def residue_age_max(self) -> int:
+        """The most pushes of a row that something below the threshold waited for."""
+        return self.copies.age_max if self._residue is None else self._residue.age_max
 
     def pending_counts(self) -> tuple[Tensor, Tensor]:
         """Rows [P] that hold back updates, staged ones included, and how many [P]; needs `audit`."""
@@ -323,6 +315,8 @@ class Cache:
     def clear(self) -> None:
         """Forget every row and every staged push: after `pending()` was flushed."""
         self._staged, self._open = [], None
+        if self._residue is not None:
+            self._residue.clear()
         self._release(np.flatnonzero(self.slots.row >= 0))
         self._policy.clear()
 
@@ -371,6 +365,7 @@ class Cache:
         """
         slots = self.slots.state_dict()
         return {
+            **({} if self._residue is None else {"residue": self._residue.state_dict()}),
             "slots": slots,
             "copies": self.copies.state_dict(slots["slots"].numpy()),
             "policy": self._policy.state_dict(),
@@ -386,6 +381,8 @@ class Cache:
         self.copies.load_state_dict(state["slots"]["slots"].numpy(), state["copies"])
         self._policy.load_state_dict(state["policy"])
         self._staged = [Request.from_fields([t.clone() for t in part]) for part in state["staged"]]
+        if self._residue is not None:
+            self._residue.load_state_dict(state["residue"])
         self.counters = Counters(**state["counters"])
         self.observed_staleness_max = int(state["observed_staleness_max"])
 

@@ -7,6 +7,7 @@ A slot of the cache costs, in bytes, per row of D values and S optimizer state v
     row, c_s, c_c, notice, free list, mark    8 + 8 + 8 + 8 + 8 + 4
     in flight, spared                         1 + 1
     updates in the copy                       8            when auditing
+    age of what a threshold kept              4            with comms.rows=dct, where updates are held back
     policy                                    lru 8, lfu 12, light_lfu 12
     index                                     hash 48 (24 to 48: its table doubles); array 0
 
@@ -46,11 +47,12 @@ def slot_bytes(
     held_back: bool = True,
     directory: bool = False,
     audit: bool = False,
+    thresholds: bool = False,
 ) -> int:
     """Bytes of one slot of a cache of rows of `dim` values and `state` optimizer state values."""
     row = 4 * (dim + state)
     total = row + (row if held_back else 0) + BOOKKEEPING_BYTES + POLICY_BYTES[policy]
-    return total + 8 * audit + (HASH_INDEX_BYTES if index == "hash" else 0)
+    return total + 8 * audit + 4 * thresholds + (HASH_INDEX_BYTES if index == "hash" else 0)
 
 
 def capacity_rows(capacity: float | str, spaces: Sequence[HasRows], slot_costs: Sequence[int]) -> list[int]:

@@ -1,11 +1,12 @@
 """The copies in a cache's slots: values, optimizer state and clocks, and what each holds back.
 
 A held copy has c_s and c_c; its pending updates are `c_c - c_s` in number and `value - base` in amount, base being
-the row as it was last fetched or pushed. Values and state are views of the memory that the embedding kernel reads and
-trains in place; clocks are host arrays. A slot without a row, or whose row has not arrived yet, has c_s = c_c = -1.
+the row as it was last fetched or pushed. What a codec or a threshold kept from a push stays in that difference. Values
+and state are views of the memory that the embedding kernel reads and trains in place; clocks are host arrays. A slot
+without a row, or whose row has not arrived yet, has c_s = c_c = -1.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,46 +14,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hetrain.optim import RowOptimizer
+from hetrain.store.arrivals import Fetched
 from hetrain.store.difference import decode, encode
 from hetrain.store.index import Ints
-from hetrain.store.messages import Reply, Request
+from hetrain.store.messages import Request
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.scatter import put_rows
+from hetrain.store.threshold import Threshold
 from hetrain.store.zeros import lazy_zeros
 
 NONE = -1
-
-
-class Fetched(NamedTuple):
-    """Rows as their owners have them."""
-
-    value: Tensor  # [n, D]
-    state: Tensor  # [n, S]
-    clock: Ints  # [n] c_g
-    applied: Ints  # [n] updates taken; 0 unless auditing is on
-
-    @classmethod
-    def found_invalid(cls, reply: Reply, device: torch.device) -> "Fetched":
-        """What `reply` sends of the copies checked in vain; tensors on `device`."""
-        numbers = (reply.invalid_clock.cpu().numpy(), reply.invalid_applied.cpu().numpy())
-        return cls(reply.invalid_value.to(device), reply.invalid_state.to(device), *numbers)
-
-    def part(self, which: slice) -> "Fetched":
-        """Some of the rows."""
-        return Fetched(self.value[which], self.state[which], self.clock[which], self.applied[which])
-
-    def replace(self, at: Ints, rows: "Fetched") -> None:
-        """Put `rows` [n] at positions `at` [n], in place."""
-        index = torch.from_numpy(at).to(self.value.device)
-        put_rows(self.value, index, rows.value)
-        put_rows(self.state, index, rows.state)
-        self.clock[at], self.applied[at] = rows.clock, rows.applied
 
 
 class Copies:
     """Copies by slot. Where nothing is held back there are no bases."""
 
     def __init__(
-        self, value: Tensor, state: Tensor, optimizer: RowOptimizer, *, held_back: bool, audit: bool, counted: bool
+        self,
+        value: Tensor,
+        state: Tensor,
+        optimizer: RowOptimizer,
+        codec: RowCodec,
+        *,
+        held_back: bool,
+        audit: bool,
+        counted: bool,
     ) -> None:
         """`value` [slots, D], `state` [slots, S]. `audit`: keep how many updates each fetched row had taken.
 
@@ -60,12 +46,15 @@ class Copies:
         """
         slots = len(value)
         self.value, self.state, self.held_back, self.audit = value, state, held_back, audit
-        self._optimizer, self._counted = optimizer, counted
+        self._optimizer, self._codec, self._counted = optimizer, codec, counted
         self.start = np.full(slots, NONE, np.int64)  # c_s
         self.current = np.full(slots, NONE, np.int64)  # c_c
         self.noticed = np.full(slots, NONE, np.int64)  # c_g that the owner warned of; NONE: the copy is not doubted
         self.reading = np.zeros(slots, bool)  # of a batch admitted and not yet committed
         self.applied = np.zeros(slots if audit else 0, np.int64)  # updates in the row at its last fetch
+        self.threshold = Threshold(codec.dct) if codec.dct and held_back else None
+        self.age = np.zeros(slots if self.threshold else 0, np.int32)  # pushes that kept something since a whole one
+        self.age_max = 0
         self._base_value = _zeros_like(value if held_back else value[:0])
         self._base_state = _zeros_like(state if held_back else state[:0])
 
@@ -115,16 +104,27 @@ class Copies:
         return held
 
     def dirty(self) -> Ints:
-        """Slots that hold back updates, ascending."""
-        return np.flatnonzero(self.current > self.start)
+        """Slots that hold back updates, or what a threshold kept of them, ascending."""
+        return np.flatnonzero(
+            (self.current > self.start) | (self.age > 0) if self.threshold else self.current > self.start
+        )
 
-    def pushes(self, slots: Ints, rows: Ints) -> Request:
-        """The pending updates of `slots`, which hold `rows`; they stay pending."""
+    def dirty_among(self, slots: Ints) -> Ints:
+        """Those of `slots`."""
+        held = self.pending(slots) > 0
+        return slots[held | (self.age[slots] > 0) if self.threshold else held]
+
+    def pushes(self, slots: Ints, rows: Ints, *, whole: bool = True) -> Request:
+        """The pending updates of `slots`, which hold `rows`; they stay pending. `whole`: also below the threshold."""
         request = Request.empty(self.value.shape[1], self.state.shape[1], self.value.device)
         if len(slots) == 0:
+            request.push_value = self._codec.pushes(request.push_value)
             return request
         request.push_rows = torch.from_numpy(rows)
-        request.push_value, request.push_state = self._held_back(self._at(slots))
+        value, request.push_state = self._held_back(self._at(slots))
+        if self.threshold and not whole:
+            value.masked_fill_(~self._reached(slots, self.threshold), 0)
+        request.push_value = self._codec.pushes(value)
         request.push_clock = torch.from_numpy(self.current[slots])
         if self._counted:
             request.push_updates = torch.from_numpy(self.pending(slots))
@@ -136,25 +136,41 @@ class Copies:
         step = self.value.index_select(0, at).sub_(self._base_value.index_select(0, at))
         return encode(step, state, self._optimizer.eps), state - self._base_state.index_select(0, at)
 
+    def _reached(self, slots: Ints, threshold: Threshold) -> Tensor:
+        """Which values of `slots` do not wait: [n, D] bool. Steps count, not what travels in their place."""
+        at, due = self._at(slots), torch.from_numpy(self._due(slots, threshold))
+        reached = threshold.reached(self.value.index_select(0, at) - self._base_value.index_select(0, at))
+        return reached | due.to(reached.device).unsqueeze(1)
+
+    def _due(self, slots: Ints, threshold: Threshold) -> NDArray[np.bool_]:
+        """Where what waits must be sent whole."""
+        due: NDArray[np.bool_] = self.age[slots] >= threshold.settings.max_age
+        return due
+
     def pushed(self, slots: Ints, request: Request) -> None:
         """`slots` were pushed, last in `request`: the copies become what the owner makes of that.
 
-        Bit for bit, where nobody else changed the row since it was fetched (Owner merges with the same operations).
-        What follows is held back anew.
+        Bit for bit, where nobody else changed the row since it was fetched (Owner merges with the same operations);
+        where a codec rounds fetches, up to that rounding. What follows is held back anew, and so is what the codec
+        kept from this push.
         """
         if not len(slots):
             return
         at, last = self._at(slots), slice(len(request.push_rows) - len(slots), None)
         state = self._base_state.index_select(0, at) + request.push_state[last]
-        step = decode(request.push_value[last], state, self._optimizer.eps)
+        step = decode(self._codec.read_pushes(request.push_value[last]), state, self._optimizer.eps)
         value = self._base_value.index_select(0, at) + step
-        for tensor in (self._base_value, self.value):
+        for tensor in (self._base_value, self.value) if self._codec.exact else (self._base_value,):
             put_rows(tensor, at, value)
         for tensor in (self._base_state, self.state):
             put_rows(tensor, at, state)
         if self.audit:
             self.applied[slots] += self.pending(slots)
         self.start[slots] = self.current[slots]
+        if self.threshold:
+            keeps = ~self._due(slots, self.threshold) & (self.threshold.value > 0)
+            self.age[slots] = np.where(keeps, self.age[slots] + 1, 0)
+            self.age_max = max(self.age_max, int(self.age[slots].max()))
 
     def bases(self, slots: Ints) -> Fetched:
         """The rows as they were last fetched or pushed."""
@@ -175,6 +191,8 @@ class Copies:
         """Forget the copies in `slots`."""
         self.start[slots] = self.current[slots] = self.noticed[slots] = NONE
         self.reading[slots] = False
+        if self.threshold:
+            self.age[slots] = 0
 
     def grow(self, value: Tensor, state: Tensor) -> None:
         """Move to larger memory, whose first slots hold what the present ones do."""
@@ -198,13 +216,17 @@ class Copies:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything per slot that lies on the host, by attribute."""
-        names = ("start", "current", "noticed", "reading", *(("applied",) if self.audit else ()))
+        names = ["start", "current", "noticed", "reading"]
+        names += ["applied"] if self.audit else []
+        names += ["age"] if self.threshold else []
         return {name: getattr(self, name) for name in names}
 
     def state_dict(self, slots: Ints) -> dict[str, Any]:
         """Copies of what is in `slots`."""
         at = self._at(slots)
+        kept = {"threshold": self.threshold.state_dict(), "age_max": self.age_max} if self.threshold else {}
         return {
+            **kept,
             **{name: tensor.index_select(0, at) for name, tensor in self.tensors().items()},
             **{name: torch.from_numpy(array[slots]) for name, array in self.arrays().items()},
         }
@@ -213,9 +235,12 @@ class Copies:
         """Put into `slots` what `state_dict` gave."""
         at = self._at(slots)
         for name, tensor in self.tensors().items():
-            tensor.index_copy_(0, at, state[name].to(tensor.device))
+            put_rows(tensor, at, state[name].to(tensor.device))
         for name, array in self.arrays().items():
             array[slots] = state[name].numpy()
+        if self.threshold:
+            self.threshold.load_state_dict(state["threshold"])
+            self.age_max = state["age_max"]
 
 
 def _zeros_like(tensor: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class Request(Message):
     """One worker to one owner. A row occurs at most once among the pushes, once among fetches and checks."""
 
     push_rows: Tensor  # [M] int64
-    push_value: Tensor  # [M, D] float32: gradient, or difference as store/difference.py encodes it
+    push_value: Tensor  # [M, .] gradient, or difference of store/difference.py, as RowCodec.pushes gives it
     push_state: Tensor  # [M, S] float32: difference of the optimizer state
     push_clock: Tensor  # [M] int64: c_c; [0] where gradients travel and nobody audits
     push_updates: Tensor  # [M] int64: updates in this push; [0] where nobody counts them
@@ -132,12 +132,12 @@ class Reply(Message):
     """
 
     stored: Tensor  # [N] bool: whether the row is sent; K are
-    value: Tensor  # [K, D] float32
+    value: Tensor  # [K, .] what RowCodec.rows gives; to those who look [K, D] float32
     state: Tensor  # [K, S] float32
     clock: Tensor  # [K] int64: c_g
     applied: Tensor  # [K] int64: updates the row has taken, or [0]
     invalid: Tensor  # [V] int64: positions in the request's checks, ascending
-    invalid_value: Tensor  # [V, D] float32
+    invalid_value: Tensor  # [V, .] as value
     invalid_state: Tensor  # [V, S] float32
     invalid_clock: Tensor  # [V] int64
     invalid_applied: Tensor  # [V] int64, or [0]

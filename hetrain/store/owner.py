@@ -13,10 +13,12 @@ from hetrain.optim import RowOptimizer
 from hetrain.store.clocks_before import ClocksBefore
 from hetrain.store.difference import decode
 from hetrain.store.directory import NONE, Directory, directory_columns
+from hetrain.store.distinct import distinct_rows
 from hetrain.store.flight import Flight
 from hetrain.store.initial import InitialRows
 from hetrain.store.messages import Part, Reply, Request, none
 from hetrain.store.owner_columns import directing_copies, owner_columns, sends_notices
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.row_memory import make_row_memory
 from hetrain.store.scatter import add_rows, put_rows
 from hetrain.store.space import Placement, RowSpace
@@ -44,12 +46,13 @@ class Owner:
         directory: bool = False,
         workers: int = 1,
         index: str = "array",
+        codec: RowCodec | None = None,
     ) -> None:
         """`held_back`: pushes are differences of updates applied at workers; otherwise gradients.
 
         `staleness`: the others' bound, in updates. `audit`: replies tell how many updates a row has taken.
         `directory`: validate copies with notices, for `workers` workers; otherwise they send their clocks.
-        `index`: array (all rows in memory from the start) or hash (those seen).
+        `index`: array (all rows in memory from the start) or hash (those seen). `codec`: None sends rows as they are.
         Raises ConfigError when `optimizer`'s state does not add up and updates are held back.
         """
         if held_back and not optimizer.additive:
@@ -83,6 +86,7 @@ class Owner:
         )
         self._directory = Directory(self.memory, workers, self.bound, notices=noticing) if directing else None
         self._device, self._hashed = device, index == "hash"
+        self.codec = codec or RowCodec("none", space.dim)
         self._undo: UndoLog | None = None
         self._before = ClocksBefore()  # when auditing
         self._flight = Flight()
@@ -167,17 +171,18 @@ class Owner:
         if not workers:
             return none(self._device)
         pushing, rows = [requests[worker] for worker in workers], [pushes[worker] for worker in workers]
-        distinct, places = self._distinct(rows)
+        distinct, places = distinct_rows(rows, self.memory["mark"])
         if self._undo is not None:
             self._undo.record(distinct)
         elif self._directory is not None:
             self._directory.pushed(workers, rows, distinct, places)
         if self.audit and self._undo is None:
             self._before.record(distinct, self.clock.index_select(0, distinct))
+        values = [self.codec.read_pushes(request.push_value) for request in pushing]
         if self.held_back:
-            self._add_differences(rows, pushing)
+            self._add_differences(rows, values, [request.push_state for request in pushing])
         else:
-            self._apply_gradients(distinct, places, pushing)
+            self._apply_gradients(distinct, places, values)
         self.memory["touched"].index_fill_(0, distinct, True)
         self._count(rows, pushing)
         return distinct
@@ -195,44 +200,26 @@ class Owner:
             if self.audit:
                 self.applied.index_add_(0, part, request.push_updates)
 
-    def _add_differences(self, rows: Sequence[Tensor], pushing: Sequence[Request]) -> None:
+    def _add_differences(self, rows: Sequence[Tensor], values: Sequence[Tensor], states: Sequence[Tensor]) -> None:
         """State differences first, so that every step is scaled by the state merged from all ranks."""
-        for part, request in zip(rows, pushing, strict=True):
+        for part, state in zip(rows, states, strict=True):
             if self.state.shape[1]:
-                add_rows(self.state, part, request.push_state)
-        for part, request in zip(rows, pushing, strict=True):
+                add_rows(self.state, part, state)
+        for part, value in zip(rows, values, strict=True):
             merged = self.state.index_select(0, part)
-            add_rows(self.value, part, decode(request.push_value, merged, self.optimizer.eps))
+            add_rows(self.value, part, decode(value, merged, self.optimizer.eps))
 
-    def _apply_gradients(self, touched: Tensor, places: Sequence[Tensor], pushing: Sequence[Request]) -> None:
+    def _apply_gradients(self, touched: Tensor, places: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Sum the gradients of every row over the ranks, then step its optimizer once."""
-        gradient = pushing[0].push_value
-        if len(pushing) > 1:
+        gradient = gradients[0]
+        if len(gradients) > 1:
             gradient = torch.zeros(len(touched), self.space.dim, device=self._device)
-            for place, request in zip(places, pushing, strict=True):
-                add_rows(gradient, place, request.push_value)
+            for place, part in zip(places, gradients, strict=True):
+                add_rows(gradient, place, part)
         value, state = self.value.index_select(0, touched), self.state.index_select(0, touched)
         self.optimizer.step_(value, state, gradient, self.learning_rate)
         put_rows(self.value, touched, value)
         put_rows(self.state, touched, state)
-
-    def _distinct(self, rows: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Distinct rows [U] of all parts, and for each part the positions of its rows among them.
-
-        Linear: each part is distinct in itself, so a row is new unless an earlier part marked it.
-        """
-        if len(rows) == 1:
-            return rows[0], []
-        mark, touched, places, count = self.memory["mark"], [], [], 0
-        for part in rows:
-            mark.index_fill_(0, part, -1)
-        for part in rows:
-            new = part[mark.index_select(0, part) < 0]
-            mark.index_copy_(0, new, torch.arange(count, count + len(new), dtype=mark.dtype, device=mark.device))
-            count += len(new)
-            touched.append(new)
-            places.append(mark.index_select(0, part).long())
-        return torch.cat(touched), places
 
     def _answer(
         self, worker: int, rows: Tensor, again: Tensor, *, waits: bool
@@ -250,11 +237,14 @@ class Owner:
         return sent, *self._rows(rows[sent])
 
     def _rows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Copies of value, state, clock (where updates are held back) and applied (when auditing) of local `rows`."""
+        """Copies of value, state, clock (where updates are held back) and applied (when auditing) of local `rows`.
+
+        Whoever looks gets the values as they are.
+        """
         # where gradients travel, the optimizer runs here alone and workers need neither state nor clocks
-        nothing = none(rows.device)
+        nothing, value = none(rows.device), self.value.index_select(0, rows)
         return (
-            self.value.index_select(0, rows),
+            value if self._undo is not None else self.codec.rows(value),
             (self.state if self.held_back else self.state[:, :0]).index_select(0, rows),
             self.clock.index_select(0, rows) if self.held_back or self.audit else nothing,
             self.applied.index_select(0, rows) if self.audit else nothing,
@@ -341,8 +331,8 @@ class Owner:
         changed = (fresh != value).any(1) | (state != 0).any(1)
         chosen = torch.nonzero(changed & (self.placement.owner_of(rows) == self.rank)).flatten()
         at = self.memory.place(rows[chosen].to(self._device))
-        self.value.index_copy_(0, at, value[chosen].to(self._device))
-        self.state.index_copy_(0, at, state[chosen].to(self._device))
+        put_rows(self.value, at, value[chosen].to(self._device))
+        put_rows(self.state, at, state[chosen].to(self._device))
 
     def _bookkeeping(self) -> dict[str, Tensor]:
         """Everything per row but the row itself."""
@@ -379,8 +369,8 @@ class Owner:
         for name, tensor in self._bookkeeping().items():
             tensor.copy_(state["bookkeeping"][name])
         rows = state["rows"].to(self._device)
-        self.value.index_copy_(0, rows, state["value"].to(self._device))
-        self.state.index_copy_(0, rows, state["state"].to(self._device))
+        put_rows(self.value, rows, state["value"].to(self._device))
+        put_rows(self.state, rows, state["state"].to(self._device))
         self.observed_staleness_max = int(state["observed_staleness_max"])
         self._flight.load_state_dict(state["flight"], self._device)
 

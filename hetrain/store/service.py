@@ -1,11 +1,13 @@
 """An owner's side where ranks step at their own pace: gradients come in, rows and dense parameters go out.
 
 One lock per owner: an Ask's pushes are applied whole before another's, and what is read is read at one moment. Inside
-it everything is a few tensor operations over all rows of the message; bytes are packed and unpacked outside.
+it everything is a few tensor operations over all rows of the message; rows are encoded and decoded, and bytes packed
+and unpacked, outside.
 """
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -51,7 +53,14 @@ class OwnerService:
         self._read_at = [0] * len(clocks.clocks)  # by worker, pushes at its last read for training
 
     def serve(self, ask: Ask, tell: Tell) -> None:
-        """Apply the push of `ask`, then answer it: at once, or when the gate opens, on the thread that opens it."""
+        """Apply the push of `ask`, then answer it: at once, or when the gate opens, on the thread that opens it.
+
+        Whoever only looks gets the rows as they are.
+        """
+        for owner, rows in zip(self._owners, ask.rows, strict=True):
+            rows.push_gradient = owner.codec.read_pushes(rows.push_gradient)
+        if ask.begin:
+            tell = self._encoding(tell)
         with self.lock:
             answers = self._take(ask)
             if ask.number <= self._withdrawn[ask.worker] or not self._grants(ask):
@@ -61,10 +70,22 @@ class OwnerService:
         for told, answer in answers:
             told(answer)
 
+    def _encoding(self, tell: Tell) -> Tell:
+        """`tell`, of rows as their codecs have them."""
+
+        def tell_encoded(answer: Answer) -> None:
+            pairs = zip(self._owners, answer.rows, strict=bool(answer.rows))
+            rows = [replace(part, value=owner.codec.rows(part.value)) for owner, part in pairs]
+            tell(replace(answer, rows=rows))
+
+        return tell if all(owner.codec.exact for owner in self._owners) else tell_encoded
+
     def _take(self, ask: Ask) -> list[tuple[Tell, Answer]]:
         """Apply the push; the answers to reads that waited for it."""
         if ask.pushed:
             self._apply(ask)
+        else:  # what a threshold kept from earlier pushes, perhaps
+            self._apply_rows(ask, self._factor(self.pushed))
         due = self.clocks.advance(ask.worker, ENDED if ask.ended else ask.clock)
         if ask.ended and self.meetings is not None:
             self.meetings.end(ask.worker)
@@ -97,6 +118,13 @@ class OwnerService:
     def _apply(self, ask: Ask) -> None:
         factor = self._factor(self.pushed)
         self._dense.push(ask.dense, factor)
+        self._apply_rows(ask, factor)
+        self.missed_pushes_max = max(self.missed_pushes_max, self._pushes - self._read_at[ask.worker])
+        self._pushes += 1
+        self._read_at[ask.worker] += 1  # its own push is none that it missed
+        self.pushed += ask.pushed
+
+    def _apply_rows(self, ask: Ask, factor: float) -> None:
         for owner, rate, rows in zip(self._owners, self._rates, ask.rows, strict=True):
             if not len(rows.push_rows):
                 continue
@@ -105,10 +133,6 @@ class OwnerService:
                 missed = owner.applied.index_select(0, owner.memory.place(rows.push_rows)) - rows.push_seen
                 self.missed_updates_max = max(self.missed_updates_max, int(missed.max()))
             owner.serve([self._request(rows, owner)])
-        self.missed_pushes_max = max(self.missed_pushes_max, self._pushes - self._read_at[ask.worker])
-        self._pushes += 1
-        self._read_at[ask.worker] += 1  # its own push is none that it missed
-        self.pushed += ask.pushed
 
     def _request(self, rows: RowsAsked, owner: Owner) -> Request:
         request = Request.empty(owner.space.dim, 0)

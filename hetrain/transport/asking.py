@@ -10,10 +10,11 @@ from torch import Tensor
 from hetrain.roles import Roles
 from hetrain.store.ask import HEAD_CHANNELS, HEAD_WIDTHS, Answer, Ask, RowsAnswered, RowsAsked
 from hetrain.store.messages import Message
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.service import OwnerService
 from hetrain.telemetry import Traffic
 from hetrain.transport.rpc import Pending, Reply, RpcTransport
-from hetrain.transport.wire import BITS, Codec, Layout
+from hetrain.transport.wire import BITS, Codec, Layout, push_width, row_width
 
 TRAIN, LOOK = "ask", "look"  # the calls: a look is counted aside
 HEAD = Layout(HEAD_CHANNELS, HEAD_WIDTHS)
@@ -49,15 +50,18 @@ class Asking:
         widths: Sequence[tuple[int, int]],
         traffic: Traffic,
         dense: DenseCoding | None = None,
+        rows: str = "none",
     ) -> None:
         """`service`: where this rank owns rows. `widths`: columns of a row, and of the state sent with it, by group.
 
-        `dense`: how the dense part travels between ranks; None: as it is.
+        `dense`: how the dense part travels between ranks; None: as it is. `rows`: the option that rows and gradients
+        are encoded by.
         """
         self._transport, self._service, self._widths, self._dense = transport, service, list(widths), dense
         self.waited_s = 0.0  # by this rank as a worker, since the start
-        asked = [HEAD, *(Layout(RowsAsked.CHANNELS, (None, dim, None, None)) for dim, _ in widths)]
-        answered = [HEAD, *(Layout(RowsAnswered.CHANNELS, (BITS, dim, state, None)) for dim, state in widths)]
+        codecs = [(RowCodec(rows, dim), state) for dim, state in widths]
+        asked = [HEAD, *(Layout(RowsAsked.CHANNELS, (None, push_width(c), None, None)) for c, _ in codecs)]
+        answered = [HEAD, *(Layout(RowsAnswered.CHANNELS, (BITS, row_width(c), state, None)) for c, state in codecs)]
         self._asks = Codec(asked, traffic)
         self._answers = {TRAIN: Codec(answered, traffic), LOOK: Codec(answered, traffic.only_aside())}
         if service is not None:

@@ -11,9 +11,10 @@ import torch.distributed as dist
 from hetrain.roles import Roles
 from hetrain.store.audit import AuditReport
 from hetrain.store.messages import Message, Part, Reply, Request
+from hetrain.store.row_codec import RowCodec
 from hetrain.telemetry import Traffic
 from hetrain.transport.leg import Leg, ShortLeg, SizedLeg
-from hetrain.transport.wire import BITS, Codec, Layout
+from hetrain.transport.wire import BITS, Codec, Layout, push_width, row_width
 
 FIRST_TAG, TAGS_PER_LEG = 100, 2
 
@@ -43,20 +44,22 @@ class CollectiveTransport:
         device: torch.device | None = None,
         servers: int = 0,
         blocks: int = 1,
+        rows: str = "none",
     ) -> None:
         """`widths`: columns of a row and of the optimizer state that travels with it, per owner.
 
         `group`: None without other ranks or for all of them. `device`: where NCCL sends from.
         `servers`: the group's last ranks, which alone own rows and never ask; such a group has gloo.
-        `blocks`: the most that `start` is given.
+        `blocks`: the most that `start` is given. `rows`: the option that rows and pushes are encoded by.
         """
         self._owners = list(owners)
         self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
         self._roles = Roles(self.world_size, servers)
         self._asks, self._owns = self._roles.computes(self.rank), self._roles.owns(self.rank)
-        self._requests = Codec([_layout(Request.CHANNELS, REQUEST_WIDTHS, *w) for w in widths], traffic)
-        self._replies = Codec([_layout(Reply.CHANNELS, REPLY_WIDTHS, *w) for w in widths], traffic)
+        codecs = [(RowCodec(rows, dim), state) for dim, state in widths]
+        self._requests = Codec([_layout(Request.CHANNELS, REQUEST_WIDTHS, *c) for c in codecs], traffic)
+        self._replies = Codec([_layout(Reply.CHANNELS, REPLY_WIDTHS, *c) for c in codecs], traffic)
         reports = Layout(AuditReport.CHANNELS, (None,) * len(AuditReport.CHANNELS))
         self._reports = Codec([reports] * len(self._owners), traffic, overhead="audit")
         self._group, self._device = group, torch.device("cpu")
@@ -207,13 +210,13 @@ def _nothing(reply: Reply) -> Reply:
     return Reply.from_fields([tensor[:0] for _, tensor in reply.fields()])
 
 
-# float fields are [., D] or [., S]; None: integers [.]; bits: flags [.]
-REQUEST_WIDTHS = (None, "D", "S", None, None, None, "bits", None, None)
-REPLY_WIDTHS = ("bits", "D", "S", None, None, None, "D", "S", None, None, None, None, "bits", "bits")
+# rows and pushes are as their codec has them, states [., S]; None: integers [.]; bits: flags [.]
+REQUEST_WIDTHS = (None, "push", "S", None, None, None, "bits", None, None)
+REPLY_WIDTHS = ("bits", "row", "S", None, None, None, "row", "S", None, None, None, None, "bits", "bits")
 
 
-def _layout(channels: tuple[str, ...], widths: tuple[str | None, ...], dim: int, state_width: int) -> Layout:
-    sizes = {None: None, "D": dim, "S": state_width, "bits": BITS}
+def _layout(channels: tuple[str, ...], widths: tuple[str | None, ...], codec: RowCodec, state_width: int) -> Layout:
+    sizes = {None: None, "row": row_width(codec), "push": push_width(codec), "S": state_width, "bits": BITS}
     return Layout(channels, tuple(sizes[w] for w in widths))
 
 

@@ -15,8 +15,11 @@ from hetrain.store.initial import initial_rows
 from hetrain.store.messages import Part, Request
 from hetrain.store.owner import Owner
 from hetrain.store.route import split
+from hetrain.store.row_codec import RowCodec
 from hetrain.store.space import Placement, RowSpace
+from hetrain.store.threshold import Dct
 from hetrain.tables import Table
+from hetrain.telemetry import Traffic
 
 DIM = 3
 CPU = torch.device("cpu")
@@ -44,6 +47,8 @@ class Setup:
     eps: float = 1e-8
     seed: int = 7
     dim: int = DIM
+    travels: str = "none"  # option of rows and pushes
+    dct: Dct | None = None
 
     @property
     def rows(self) -> int:
@@ -82,6 +87,8 @@ class Loopback:
         first, count = (setup.world, setup.servers) if setup.servers else (0, setup.world)
         self.placement = Placement(self.space, plan_of(setup.tables, count, setup.seed, first), ranks)
         self.optimizer = RowOptimizer(setup.optimizer, setup.lr, setup.eps)
+        self.traffic = Traffic()
+        self.codec = RowCodec(setup.travels, setup.dim, self.traffic, setup.dct)
         self.owners = [self._owner(rank) for rank in range(ranks)]
         self.caches = [self._cache() for _ in range(setup.world)]
         self.announced = []  # by worker: the order in which owners speak of the rows announced last
@@ -102,6 +109,7 @@ class Loopback:
             directory=setup.directory and setup.capacity > 0,
             workers=setup.world,
             index=setup.index,
+            codec=self.codec,
         )
 
     def _cache(self):
@@ -124,6 +132,7 @@ class Loopback:
             count_updates=setup.clock == "sum" and setup.capacity > 0,
             late_leg=setup.late,
             index=setup.index,
+            codec=self.codec,
         )
 
     def exchange(self, requests, part=Part.WHOLE):

@@ -10,11 +10,12 @@ from torch import Tensor
 from hetrain.errors import TrainingError
 from hetrain.store.audit import AuditReport
 from hetrain.store.messages import Part, Reply, Request
+from hetrain.store.row_codec import RowCodec
 from hetrain.telemetry import Traffic
 from hetrain.transport.collective import CollectiveTransport
 from hetrain.transport.compact import Writer, words_for
 from hetrain.transport.leg import FIRST_ROOM, ShortLeg, SizedLeg
-from hetrain.transport.wire import Codec, Layout
+from hetrain.transport.wire import Codec, Layout, push_width, row_width
 from tests.handed_to_gloo import handed_to_gloo
 from tests.ranks import run_ranks
 
@@ -54,6 +55,61 @@ def test_pack_and_unpack(n: int, first: int) -> None:
             alone.add(channel, writer.nbytes)
     assert traffic.bytes["clocks"] == alone.bytes["clocks"]
     assert 0 < traffic.bytes["ids"] - alone.bytes["ids"] < 8 + 2 * 4 * 9 + 4
+
+
+def _rows(travels: str, n: int, dim: int, seed: int, share: float = 1.0) -> tuple[RowCodec, Tensor]:
+    """A codec, and `n` pushes as it has them, of which a `share` of the values is not zero."""
+    g = torch.Generator().manual_seed(seed)
+    codec = RowCodec(travels, dim)
+    values = torch.randn(n, dim, generator=g)
+    return codec, codec.pushes(values * (torch.rand(n, dim, generator=g) < share))
+
+
+@pytest.mark.parametrize("travels", ["fp16", "bf16", "int8", "dct"])
+@pytest.mark.parametrize("dim", [3, 16])
+@pytest.mark.parametrize("n", [0, 1, 7, 40])
+def test_coded_rows_keep_their_bytes_and_are_counted(travels: str, dim: int, n: int) -> None:
+    """Whatever their size, fields behind them included; rows sent exact come back so."""
+    traffic = Traffic()
+    codec, rows = _rows(travels, n, dim, seed=n)
+    layout = Layout(
+        ("ids", "rows_push", "rows_pull", "rows_push", "clocks"),
+        (None, push_width(codec), row_width(codec), 2, None),
+    )
+    wire = Codec([layout, layout], traffic)
+    whole = codec.rows(torch.randn(n + 1, dim))
+    exact, states = torch.randn(n + 2, dim), torch.randn(n, 2)
+    sent = [
+        [("", torch.arange(n)), ("", rows), ("", whole), ("", states), ("", torch.arange(3))],
+        [("", torch.arange(n)), ("", exact), ("", exact), ("", states), ("", torch.arange(3))],
+    ]
+    buffer = wire.pack(sent)
+    assert wire.length(buffer) == len(buffer) == traffic.total
+    room = torch.zeros(1 << 16, dtype=torch.uint8)
+    room[: len(buffer)] = buffer
+    for got, want in zip(wire.unpack(room), sent, strict=True):
+        for g, (_, w) in zip(got, want, strict=True):
+            assert g.dtype == w.dtype
+            assert torch.equal(g, w)
+    each = {"fp16": 2 * dim, "bf16": 2 * dim, "int8": dim + 8, "dct": 2 * dim}[travels]
+    assert traffic.bytes["rows_pull"] == (n + 1) * each + (n + 2) * dim * 4
+    thin = 5 + n if travels == "dct" else 0  # what the head says of rows that might be thin
+    assert 0 <= traffic.bytes["rows_push"] - (n * each + (n + 2) * dim * 4 + 2 * n * 8) <= thin
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.1, 0.5, 0.9, 1.0])
+def test_thin_rows_travel_as_what_is_not_zero(share: float) -> None:
+    """Where little is kept, for less than with bitmaps or 8-bit columns; else for about the least of these."""
+    traffic, n, dim = Traffic(), 300, 128
+    codec, rows = _rows("dct", n, dim, seed=1, share=share)
+    wire = Codec([Layout(("rows_push",), (push_width(codec),))], traffic)
+    ((got,),) = wire.unpack(wire.pack([[("", rows)]]))
+    assert torch.equal(got.view(torch.float16), rows.view(torch.float16))
+    kept = int((rows.view(torch.float16) != 0).sum())
+    columns, bitmap = 3 * kept, 2 * kept + n * dim // 8
+    least = min(columns, bitmap, 2 * n * dim)
+    assert traffic.bytes["rows_push"] <= least * (1.05 if share >= 0.5 else 1) + n // 8 + 16
+    assert traffic.bytes["rows_push"] >= 2 * kept
 
 
 class _Echo:
