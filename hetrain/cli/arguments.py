@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hetrain.errors import ConfigError
 
-VERBS = ("train", "eval", "predict", "prepare", "doctor")
+VERBS = ("train", "eval", "predict", "prepare", "stats", "plan", "doctor")
 
 
 @dataclass

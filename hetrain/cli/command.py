@@ -97,6 +97,10 @@ def _one(arguments: Arguments, folders: Sequence[Path]) -> int:
         return 0
     if arguments.verb == "prepare":
         return _prepare(cfg, arguments)
+    if arguments.verb == "stats":
+        from hetrain.cli import stats
+
+        return stats.run(cfg.data)
     return _on_ranks(arguments.verb, named(cfg, overrides), own)
 
 

@@ -21,6 +21,7 @@ from hetrain.data.schema import (
     LABEL,
     SCHEMA_FILE,
     SPLITS,
+    STATS_FILES,
     DatasetSchema,
     SparseColumn,
     is_prepared,
@@ -123,7 +124,7 @@ def _make(cfg: DataConfig, path: Path, wanted: dict[str, Any]) -> None:
 def _check_replaceable(path: Path, wanted: dict[str, Any], free: bool) -> None:
     if not is_prepared(path):
         return
-    added = sorted({entry.name for entry in path.iterdir()} - {SCHEMA_FILE, *SPLITS})
+    added = sorted({entry.name for entry in path.iterdir()} - {SCHEMA_FILE, *STATS_FILES, *SPLITS})
     if not free or added:
         why = f"other files were added to it ({', '.join(added)})" if free else "a running command reads it"
         raise DataError(
