@@ -28,7 +28,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from hetrain.config import PlannerConfig
 from hetrain.errors import ConfigError
 from hetrain.planner.devices import GIB, DeviceSet, device_set
-from hetrain.planner.plan import Piece, Plan
+from hetrain.planner.piece import Piece
+from hetrain.planner.plan import Plan
 from hetrain.tables import Table
 
 BSP_TYPES = ("data_parallel", "table_wise", "row_wise")
