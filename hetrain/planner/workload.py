@@ -1,6 +1,6 @@
 """What a step asks of each table: lookups per example, bytes per row, and the skew of its ids where known."""
 
-from bisect import bisect_left
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from hetrain.tables import Table
@@ -17,17 +17,33 @@ class Skew:
 
     unique: tuple[tuple[float, float], ...]  # (lookups, distinct ids expected among them), by lookups
     top: tuple[tuple[float, float], ...]  # (share of the distinct ids, the most frequent first; their share of lookups)
-    row_quantiles: tuple[int, ...] = ()  # n + 1 rows: k / n of the lookups are of ids below the k-th; () is unknown
+    # n + 1 rows from 0 to the table's: the k-th is the first with k / n of the lookups below it; () is not known
+    row_quantiles: tuple[int, ...] = ()
 
     def unique_ids(self, lookups: float) -> float:
         """Distinct ids expected among `lookups`, between the measured points by straight lines, flat after the last."""
-        xs = [0.0, *(x for x, _ in self.unique)]
-        ys = [0.0, *(y for _, y in self.unique)]
-        at = bisect_left(xs, lookups)
-        if at == len(xs) or at == 0:
-            return min(lookups, ys[-1] if at else 0.0)
-        share = (lookups - xs[at - 1]) / (xs[at] - xs[at - 1])
-        return min(lookups, ys[at - 1] + share * (ys[at] - ys[at - 1]))
+        return min(lookups, _between(((0.0, 0.0), *self.unique), lookups))
+
+    def top_share(self, ids: float) -> float:
+        """Share of the lookups that the most frequent `ids` (a share of all) take, by straight lines from 0 to 1."""
+        return _between(((0.0, 0.0), *self.top, (1.0, 1.0)), ids)
+
+    def share_below(self, row: int) -> float:
+        """Share of the lookups of ids under `row`, between the quantiles by straight lines."""
+        parts = len(self.row_quantiles) - 1
+        points = [(float(r), k / parts) for k, r in enumerate(self.row_quantiles)]
+        return _between(tuple(points), float(row))
+
+
+def _between(points: tuple[tuple[float, float], ...], x: float) -> float:
+    """The value at `x` on straight lines between `points`, sorted by x; where several share an x, the last one's."""
+    at = bisect_right(points, x, key=lambda point: point[0])
+    if at == 0:
+        return points[0][1]
+    if at == len(points):
+        return points[-1][1]
+    (low, start), (high, end) = points[at - 1], points[at]
+    return start + (end - start) * (x - low) / (high - low)
 
 
 @dataclass(frozen=True)
