@@ -101,6 +101,13 @@ def _one(arguments: Arguments, folders: Sequence[Path]) -> int:
         from hetrain.cli import stats
 
         return stats.run(cfg.data)
+    if arguments.verb == "plan":
+        from hetrain.cli import plan
+
+        return plan.run(cfg, overrides, folders)
+    from hetrain.cli.trainable import check_trainable
+
+    check_trainable(cfg)
     return _on_ranks(arguments.verb, named(cfg, overrides), own)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hetrain.cli.table import show
+from hetrain.cli.trainable import check_trainable
 from hetrain.config import RunConfig
 from hetrain.config.compose import compose, expand, parse
 from hetrain.errors import ConfigError, HetrainError
@@ -79,7 +80,9 @@ def _jobs(overrides: Sequence[str], folders: Sequence[Path]) -> list[SweepJob]:
     for number, (combination, values) in enumerate(zip(combinations, lines, strict=True)):
         job = SweepJob(number, {key: values[key] for key in swept})
         try:
-            job.config = compose(combination, folders)
+            config = compose(combination, folders)
+            check_trainable(config)
+            job.config = config
         except ConfigError as error:
             job.error, job.state = error, "failed"
         jobs.append(job)

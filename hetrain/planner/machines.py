@@ -65,20 +65,17 @@ def _hbm_gib(cfg: ClusterConfig) -> float:
 
 
 def _speeds(cfg: ClusterConfig, device: str) -> tuple[dict[str, float], str]:
+    """All speeds, and where they come from. A profile in its usual place is of this machine, so of no preset."""
     given = {key: getattr(cfg, key) for key in SPEEDS if getattr(cfg, key) is not None}
-    file = Path(cfg.profile) if cfg.profile is not None else PROFILE
-    if cfg.profile is None and (given or not file.is_file()):
-        usual = {**USUAL[device], **given}
-        usual["hbm_gb_s"] = usual["hbm_gb_s"] or usual["ddr_gb_s"]
-        lack = [key for key in SPEEDS if key not in given]
-        words = (
-            "the config" if not lack else "the config and common machines" if given else "common machines of its kind"
-        )
-        return usual, words
-    measured = read_profile(file, device)
+    here = not given and cfg.device is None and PROFILE.is_file()
+    file = Path(cfg.profile) if cfg.profile is not None else PROFILE if here else None
+    measured = {} if file is None else read_profile(file, device)
     speeds = {**USUAL[device], **measured, **given}
-    speeds["hbm_gb_s"] = speeds["hbm_gb_s"] or speeds["ddr_gb_s"]
-    return speeds, f"{file}"
+    speeds["hbm_gb_s"] = speeds["hbm_gb_s"] or speeds["ddr_gb_s"]  # never used on a CPU
+    sources = [name for name, there in ((str(file), measured), ("the config", given)) if there]
+    if not measured and not {key for key in SPEEDS if USUAL[device][key]} <= given.keys():
+        sources.append("common machines of the kind")
+    return speeds, " and ".join(sources)
 
 
 def read_profile(file: Path, device: str) -> dict[str, float]:

@@ -18,7 +18,8 @@ def skew_of(column: Mapping[str, Any]) -> Skew | None:
     if not groups:
         return None
     spectrum = Spectrum(np.array([ids for ids, _ in groups]), np.array([lookups for _, lookups in groups]))
-    unique, lookups = [], 1.0
+    unique: list[tuple[float, float]] = []
+    lookups = 1.0
     while lookups < MOST and (not unique or unique[-1][1] < 0.9999 * spectrum.distinct):
         unique.append((lookups, spectrum.unique(lookups)))
         lookups *= STEP

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hetrain.config import PlannerConfig, RowOptimizerConfig
+from hetrain.config import PlannerConfig, RowOptimizerConfig, RunConfig
+from hetrain.data.schema import SparseColumn
 from hetrain.errors import ConfigError
 from hetrain.planner.measured import skew_of
 from hetrain.planner.options import Constraint, Options
 from hetrain.planner.piece import SHARDING_TYPES, TIERS
 from hetrain.planner.strategies import Engine
 from hetrain.planner.workload import FLOAT_BYTES, TableLoad
-from hetrain.tables import Table
+from hetrain.tables import Table, check_tables
 
 BY_COLUMNS = ("column_wise", "table_column_wise", "grid_shard")
 STORE_TYPES = ("data_parallel", "table_wise", "row_wise")
@@ -25,6 +26,14 @@ STATE = {
 def engine_of(mode: str) -> Engine:
     """What trains a consistency mode."""
     return "torchrec" if mode == "bsp" else "store"
+
+
+def tables_of(cfg: RunConfig, columns: Sequence[SparseColumn]) -> list[Table]:
+    """One table per sparse column, of the model's width; DataError where FBGEMM cannot number the rows."""
+    dim = cfg.model["embedding_dim"]
+    tables = [Table(c.name, c.rows, dim, (c.name,), cfg.store.init_bound) for c in columns]
+    check_tables(tables)
+    return tables
 
 
 def loads_of(
@@ -89,7 +98,7 @@ def _trainable(engine: Engine, mode: str, rows: RowOptimizerConfig) -> tuple[str
 def _why_not(kind: str, mode: str, rows: RowOptimizerConfig) -> str:
     if mode == "bsp":
         return (
-            f"{kind} with optimizer.rows.name={rows.name} would keep a state of its own for every column piece and train "
-            "differently than other plans; set optimizer.rows.name=adagrad or sgd."
+            f"{kind} with optimizer.rows.name={rows.name} would keep a state of its own for every column piece and "
+            "train differently than other plans; set optimizer.rows.name=adagrad or sgd."
         )
     return f"{kind} cannot run with consistency.mode={mode}, whose store keeps whole rows."
