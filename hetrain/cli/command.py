@@ -104,6 +104,8 @@ def _one(arguments: Arguments, folders: Sequence[Path]) -> int:
     if arguments.verb == "plan":
         from hetrain.cli import plan
 
+        if arguments.calibrate:
+            return _on_ranks("calibrate", cfg, {"out": cfg.cluster.profile or str(plan.PROFILE)})
         return plan.run(cfg, overrides, folders)
     from hetrain.cli.trainable import check_trainable
 

@@ -12,13 +12,15 @@ from hetrain.config.compose import chosen_experiment
 from hetrain.durable import write_text
 from hetrain.errors import ConfigError
 from hetrain.planner import table_list
-from hetrain.planner.machines import Machines, machines_of
+from hetrain.planner.machines import PROFILE, Machines, machines_of
 from hetrain.planner.picture import page
 from hetrain.planner.planned import Planned
 from hetrain.planner.report import HEAD, asked_lines, found_lines, rank_rows
 from hetrain.planner.request import STATE, engine_of, loads_of, options_of, tables_of
 from hetrain.planner.strategies import make_plan
 from hetrain.planner.workload import TableLoad
+
+__all__ = ["PROFILE", "run"]
 
 Lines = list[tuple[str, str]]
 

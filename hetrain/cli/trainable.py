@@ -9,5 +9,5 @@ def check_trainable(cfg: RunConfig) -> None:
     if cfg.plan.tables is not None:
         raise ConfigError(
             f"plan.tables={cfg.plan.tables}: a list of tables can be planned, not trained: it has no examples.\n"
-            "  `hetrain plan` with the same arguments plans it; +experiment=dlrm_bsp trains, on a sample or data=criteo."
+            "  `hetrain plan` with the same words plans it; +experiment=dlrm_bsp trains, on sample data or data=criteo."
         )

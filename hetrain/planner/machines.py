@@ -69,7 +69,7 @@ def _speeds(cfg: ClusterConfig, device: str) -> tuple[dict[str, float], str]:
     given = {key: getattr(cfg, key) for key in SPEEDS if getattr(cfg, key) is not None}
     here = not given and cfg.device is None and PROFILE.is_file()
     file = Path(cfg.profile) if cfg.profile is not None else PROFILE if here else None
-    measured = {} if file is None else read_profile(file, device)
+    measured = {} if file is None else read_profile(file, device, cfg.nodes or 1)
     speeds = {**USUAL[device], **measured, **given}
     speeds["hbm_gb_s"] = speeds["hbm_gb_s"] or speeds["ddr_gb_s"]  # never used on a CPU
     sources = [name for name, there in ((str(file), measured), ("the config", given)) if there]
@@ -78,13 +78,16 @@ def _speeds(cfg: ClusterConfig, device: str) -> tuple[dict[str, float], str]:
     return speeds, " and ".join(sources)
 
 
-def read_profile(file: Path, device: str) -> dict[str, float]:
-    """The speeds in a profile of `hetrain plan --calibrate`; ConfigError when it is none, or of another device."""
+def read_profile(file: Path, device: str, nodes: int) -> dict[str, float]:
+    """The speeds in a profile of `hetrain plan --calibrate`; ConfigError when it is none, or of another device.
+
+    One machine has not measured the speed between machines: for more of them it is left out.
+    """
     remedy = "Measure again with `hetrain plan --calibrate`, or leave cluster.profile out."
     try:
         held: dict[str, Any] = json.loads(file.read_text())
         speeds = {key: float(value) for key, value in held["speeds"].items() if key in SPEEDS}
-        measured_on = str(held["device"])
+        measured_on, measured_nodes = str(held["device"]), int(held["nodes"])
     except OSError as error:
         raise ConfigError(f"cluster.profile={file}: cannot be read ({error.strerror}). {remedy}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -93,4 +96,6 @@ def read_profile(file: Path, device: str) -> dict[str, float]:
         raise ConfigError(
             f"cluster.profile={file}: was measured on {measured_on}, this cluster's ranks are {device}. {remedy}"
         )
+    if measured_nodes == 1 and nodes > 1:
+        speeds.pop("inter_gb_s", None)
     return speeds
