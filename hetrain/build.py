@@ -212,7 +212,7 @@ def make_engine(
 
     found = sharding_plan(tables, rows.name, cfg.planner, ranks.world_size, device, cfg.train.batch_size)
     plan = plan_of(found, tables, ranks.world_size)
-    return TorchRecEngine(plan=found, batch_size=cfg.train.batch_size, **common), plan.to_json()
+    return TorchRecEngine(plan=plan, batch_size=cfg.train.batch_size, **common), plan.to_json()
 
 
 def _make_model(cfg: RunConfig, schema: DatasetSchema, bags: nn.Module) -> nn.Module:

@@ -28,7 +28,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from hetrain.config import PlannerConfig
 from hetrain.errors import ConfigError
 from hetrain.planner.devices import GIB, DeviceSet, device_set
-from hetrain.planner.piece import Piece
+from hetrain.planner.piece import HOST, Piece
 from hetrain.planner.plan import Plan
 from hetrain.tables import Table
 
@@ -146,7 +146,7 @@ def store_plan(
         search = _search(tables, "rowwise_adagrad", types, devices, batch_size, more, remedy=HASH)
     found = plan_of(search, tables, owners)
     first = world_size - owners
-    pieces = tuple(replace(piece, rank=first + piece.rank) for piece in found.pieces)
+    pieces = tuple(replace(piece, rank=first + piece.rank, tier=HOST) for piece in found.pieces)
     plan = Plan("store", world_size, pieces, frozenset(), found.sharding)
     plan.check(tables)
     return plan
@@ -167,7 +167,8 @@ def plan_of(plan: ShardingPlan, tables: Sequence[Table], world_size: int | None 
         _check_kernel(table.name, parameter)
         for shard in parameter.sharding_spec.shards:
             (first_row, first_column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
-            pieces.append(Piece(table.name, shard.placement.rank(), first_row, rows, first_column, columns))
+            tier = "ddr" if shard.placement.device().type == "cpu" else "hbm"
+            pieces.append(Piece(table.name, shard.placement.rank(), first_row, rows, first_column, columns, tier))
     return Plan("torchrec", world_size or max(ranks) + 1, tuple(pieces), frozenset(replicated), sharding)
 
 
