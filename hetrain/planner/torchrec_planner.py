@@ -28,7 +28,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from hetrain.config import PlannerConfig
 from hetrain.errors import ConfigError
 from hetrain.planner.devices import GIB, DeviceSet, device_set
-from hetrain.planner.piece import Piece
+from hetrain.planner.piece import HOST, Piece
 from hetrain.planner.plan import Plan
 from hetrain.tables import Table
 
@@ -106,8 +106,8 @@ def sharding_plan(
         device: kind of device the ranks train on.
         batch_size: examples per rank and step.
     """
-    _check_types(cfg, BSP_TYPES, "consistency=bsp", row_optimizer)
-    types = cfg.sharding_types if world_size > 1 else ["table_wise"]
+    allowed = _checked_types(cfg, BSP_TYPES, "consistency=bsp", row_optimizer)
+    types = allowed if world_size > 1 else ["table_wise"]
     plan = _search(tables, row_optimizer, types, device_set(world_size, device, cfg.memory_gib), batch_size)
     plan_of(plan, tables, world_size).check(tables)
     return plan
@@ -130,8 +130,7 @@ def store_plan(
     With `index` hash an owner holds the rows seen, and nobody knows how many they will be: tables are dealt out by
     their rows as ever, but never refused, and those too large for a rank are cut by rows where that is allowed.
     """
-    _check_types(cfg, BSP_TYPES, "consistency=het", "sgd")
-    types = [t for t in cfg.sharding_types if t in STORE_TYPES]
+    types = [t for t in _checked_types(cfg, BSP_TYPES, "consistency=het", "sgd") if t in STORE_TYPES]
     if not types:
         raise ConfigError(
             f"planner.sharding_types={cfg.sharding_types}: the store of consistency=het needs table_wise or row_wise; "
@@ -147,7 +146,7 @@ def store_plan(
         search = _search(tables, "rowwise_adagrad", types, devices, batch_size, more, remedy=HASH)
     found = plan_of(search, tables, owners)
     first = world_size - owners
-    pieces = tuple(replace(piece, rank=first + piece.rank) for piece in found.pieces)
+    pieces = tuple(replace(piece, rank=first + piece.rank, tier=HOST) for piece in found.pieces)
     plan = Plan("store", world_size, pieces, frozenset(), found.sharding)
     plan.check(tables)
     return plan
@@ -168,7 +167,8 @@ def plan_of(plan: ShardingPlan, tables: Sequence[Table], world_size: int | None 
         _check_kernel(table.name, parameter)
         for shard in parameter.sharding_spec.shards:
             (first_row, first_column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
-            pieces.append(Piece(table.name, shard.placement.rank(), first_row, rows, first_column, columns))
+            tier = "ddr" if shard.placement.device().type == "cpu" else "hbm"
+            pieces.append(Piece(table.name, shard.placement.rank(), first_row, rows, first_column, columns, tier))
     return Plan("torchrec", world_size or max(ranks) + 1, tuple(pieces), frozenset(replicated), sharding)
 
 
@@ -180,7 +180,9 @@ def _check_kernel(table: str, parameter: Any) -> None:
         )
 
 
-def _check_types(cfg: PlannerConfig, allowed: Sequence[str], mode: str, row_optimizer: str) -> None:
+def _checked_types(cfg: PlannerConfig, allowed: Sequence[str], mode: str, row_optimizer: str) -> list[str]:
+    if cfg.sharding_types is None:
+        return list(allowed)
     if not cfg.sharding_types:
         raise ConfigError(f"planner.sharding_types=[]: give at least one of {', '.join(allowed)}")
     for name in cfg.sharding_types:
@@ -194,6 +196,7 @@ def _check_types(cfg: PlannerConfig, allowed: Sequence[str], mode: str, row_opti
                 f"planner.sharding_types={cfg.sharding_types}: {name} cannot run with {mode}; choose from "
                 f"{', '.join(allowed)}"
             )
+    return cfg.sharding_types
 
 
 def _search(

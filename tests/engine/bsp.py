@@ -10,6 +10,7 @@ from hetrain.config import ScheduleConfig
 from hetrain.data.batch import Batch
 from hetrain.engine.torchrec_engine import TorchRecEngine
 from hetrain.optim import RowOptimizer, Schedule
+from hetrain.planner.torchrec_planner import plan_of
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
 from tests.engine.plain_bags import PlainBags
@@ -107,7 +108,7 @@ def engine(optimizer, kinds=("table_wise",) * 3, world_size=1, batch_size=8, sch
     return TorchRecEngine(
         Net,
         TABLES,
-        plan(kinds, world_size),
+        plan_of(plan(kinds, world_size), TABLES, world_size),
         optimizer,
         lambda params: torch.optim.Adam(params, lr=0.01),
         Schedule(schedule or ScheduleConfig()),
