@@ -99,5 +99,3 @@ def _arrays(cuts: Sequence[Sequence[Cut]], cluster: Cluster) -> tuple[NDArray[np
             hbm[c, o] = cut.hbm_total / ranks
             ddr[c, o] = cut.ddr_total / ranks
     return there, taken, everywhere, largest, hbm, ddr
-
-

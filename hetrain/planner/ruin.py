@@ -137,9 +137,7 @@ class Rebuilder:
         return True
 
 
-def _fit(
-    cut: Cut, slack: list[float], ranks: NDArray[np.int64], nodes: NDArray[np.float64]
-) -> tuple[float, list[int]]:
+def _fit(cut: Cut, slack: list[float], ranks: NDArray[np.int64], nodes: NDArray[np.float64]) -> tuple[float, list[int]]:
     """(milliseconds in excess, places) of the parts where they leave least room, or exceed least; `slack` is of `ranks`, ascending."""
     size = cut.cost
     if cut.place == ALL:
