@@ -1,9 +1,11 @@
 """`hetrain plan`: a plan for machines that need not exist: its predicted cost on the screen, plan.json, a picture."""
 
 import json
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 
 from hetrain.cli.table import show
@@ -13,6 +15,7 @@ from hetrain.durable import write_text
 from hetrain.errors import ConfigError
 from hetrain.planner import table_list
 from hetrain.planner.machines import PROFILE, Machines, machines_of
+from hetrain.planner.options import Options
 from hetrain.planner.picture import page
 from hetrain.planner.planned import Planned
 from hetrain.planner.report import HEAD, asked_lines, found_lines, rank_rows
@@ -23,17 +26,20 @@ from hetrain.planner.workload import TableLoad
 __all__ = ["PROFILE", "run"]
 
 Lines = list[tuple[str, str]]
+PLAN_ALONE = ("plan.", "planner", "cluster")  # what the plan has decided
 
 
 def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> int:
     """Plan, show and save. Raises ConfigError or DataError for what cannot be planned."""
     what, loads = _loads(cfg, folders)
+    engine, rows = engine_of(cfg.consistency.mode), cfg.optimizer.rows
+    options = options_of(cfg.planner, engine, cfg.consistency.mode, rows, {load.table.name for load in loads})
     machines = machines_of(cfg.cluster, cfg.planner.memory_gib, cfg.launch.nproc)
     out = _folder(cfg, chosen_experiment(overrides) or what, machines)
     asked = asked_lines(what, loads, machines.cluster, machines.speeds_from)
     _say(asked)
     started = time.process_time()
-    planned = _plan(cfg, loads, machines)
+    planned = _plan(cfg, loads, machines, options)
     seconds = time.process_time() - started
     print()
     show(HEAD, rank_rows(planned, machines.cluster.ranks_per_node))
@@ -42,7 +48,14 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
     files = _save(out, cfg, planned, loads, machines, [*asked, *found])
     took = ("took", f"{seconds:,.1f} s of one core ({cfg.planner.name})")
     _say([*found, took, ("saved", str(files[0])), ("picture", str(files[1]))])
+    if cfg.plan.tables is None:
+        _say([("next", shlex.join(["hetrain", "train", *_trained(overrides), f"planner.plan={files[0]}"]))])
     return 0
+
+
+def _trained(overrides: Sequence[str]) -> list[str]:
+    """The overrides without what only a plan needs."""
+    return [word for word in overrides if not word.lstrip("+").startswith(PLAN_ALONE)]
 
 
 def _say(lines: Lines) -> None:
@@ -67,13 +80,11 @@ def _loads(cfg: RunConfig, folders: Sequence[Path]) -> tuple[str, list[TableLoad
     return f"{model}_{path.name}", loads_of(tables_of(cfg, schema.sparse), cfg.optimizer.rows, stats)
 
 
-def _plan(cfg: RunConfig, loads: Sequence[TableLoad], machines: Machines) -> Planned:
+def _plan(cfg: RunConfig, loads: Sequence[TableLoad], machines: Machines, options: Options) -> Planned:
     """The plan; of a store with servers, they alone hold rows and come after the workers."""
-    engine, mode, cluster = engine_of(cfg.consistency.mode), cfg.consistency.mode, machines.cluster
+    engine, cluster = engine_of(cfg.consistency.mode), machines.cluster
     servers = cfg.cluster.servers
     owners = replace(cluster, kind="cpu", nodes=servers, ranks_per_node=1) if servers else cluster
-    names = {load.table.name for load in loads}
-    options = options_of(cfg.planner, engine, mode, cfg.optimizer.rows, names)
     planned = make_plan(cfg.planner.name, loads, owners, engine, cfg.train.batch_size, options)
     if not servers:
         return planned
@@ -83,11 +94,13 @@ def _plan(cfg: RunConfig, loads: Sequence[TableLoad], machines: Machines) -> Pla
 
 
 def _folder(cfg: RunConfig, what: str, machines: Machines) -> Path:
-    """Where the plan is written; a folder that holds one already is refused."""
-    cluster = machines.cluster
-    size = f"{cluster.nodes}x{cluster.ranks_per_node}"
-    name = f"{what}_{cfg.planner.name}_{size}_{time.strftime('%m%d-%H%M%S')}"
-    out = Path(cfg.plan.out) if cfg.plan.out is not None else Path("plans") / name
+    """Where the plan is written: `plan.out`, refused where it holds a plan already; else a name that is free."""
+    if cfg.plan.out is None:
+        size = f"{machines.cluster.nodes}x{machines.cluster.ranks_per_node}"
+        name = f"{what}_{cfg.planner.name}_{size}_{time.strftime('%m%d-%H%M%S')}"
+        names = (Path("plans") / (name if number == 1 else f"{name}_{number}") for number in count(1))
+        return next(path for path in names if not path.exists())
+    out = Path(cfg.plan.out)
     if (out / "plan.json").exists():
         raise ConfigError(f"plan.out={out}: holds a plan already. Choose another folder, or remove {out}/plan.json.")
     if out.exists() and not out.is_dir():

@@ -88,10 +88,6 @@ def test_stats_are_shown_saved_and_read(folder: Path, capsys: pytest.CaptureFixt
     assert "http" not in page
     for mode in ("bsp", "het"):
         assert planned(capsys, f"consistency={mode}", *SAMPLE, *CPUS)["skew"] == "measured for 3 of 3 tables"
-    # The files belong to the sample and do not keep it from being made anew; they go with it.
-    run(["stats", "data.path=sample", "data.sample.rows=1000", "data.sample.cardinalities=[60,9]"])
-    stats = json.loads((folder / "sample" / "stats.json").read_text())
-    assert [column["rows"] for column in stats["columns"]] == [60, 9]
     (folder / "sample" / "stats.json").write_text("{}")
     assert "damaged" in refused("data=criteo", "data.path=sample", *CPUS, error=DataError)
 
