@@ -27,10 +27,10 @@ from hetrain.engine.accord import Accord
 from hetrain.errors import ConfigError, DataError, HetrainError
 from hetrain.evaluate import Metrics, evaluate, predictions
 from hetrain.optim import Schedule, dense_optimizer, row_optimizer
+from hetrain.planner.request import tables_of
 from hetrain.planner.torchrec_planner import plan_of, sharding_plan, store_plan
 from hetrain.ranks import GPU_BACKEND, Ranks
 from hetrain.readers import OWN_PACE, split_reader, train_reader
-from hetrain.tables import Table, check_tables
 from hetrain.telemetry import Traffic
 from hetrain.telemetry.console import screen
 from hetrain.telemetry.run_log import RunLog
@@ -170,7 +170,7 @@ def make_engine(
     cfg: RunConfig, schema: DatasetSchema, ranks: Ranks, device: torch.device, traffic: Traffic
 ) -> tuple[Engine, dict[str, Any]]:
     """The engine of `consistency.mode` with its initial weights, and its plan as plan.json holds it. Collective."""
-    tables = tables_of(cfg, schema)
+    tables = tables_of(cfg, schema.sparse)
     rows = row_optimizer(cfg.optimizer.rows)
     common: dict[str, Any] = {
         "make_model": partial(_make_model, cfg, schema),
@@ -213,14 +213,6 @@ def make_engine(
     found = sharding_plan(tables, rows.name, cfg.planner, ranks.world_size, device, cfg.train.batch_size)
     plan = plan_of(found, tables, ranks.world_size)
     return TorchRecEngine(plan=plan, batch_size=cfg.train.batch_size, **common), plan.to_json()
-
-
-def tables_of(cfg: RunConfig, schema: DatasetSchema) -> list[Table]:
-    """One table per sparse column."""
-    dim = cfg.model["embedding_dim"]
-    tables = [Table(c.name, c.rows, dim, (c.name,), cfg.store.init_bound) for c in schema.sparse]
-    check_tables(tables)
-    return tables
 
 
 def _make_model(cfg: RunConfig, schema: DatasetSchema, bags: nn.Module) -> nn.Module:

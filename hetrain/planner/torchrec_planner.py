@@ -106,8 +106,8 @@ def sharding_plan(
         device: kind of device the ranks train on.
         batch_size: examples per rank and step.
     """
-    _check_types(cfg, BSP_TYPES, "consistency=bsp", row_optimizer)
-    types = cfg.sharding_types if world_size > 1 else ["table_wise"]
+    allowed = _checked_types(cfg, BSP_TYPES, "consistency=bsp", row_optimizer)
+    types = allowed if world_size > 1 else ["table_wise"]
     plan = _search(tables, row_optimizer, types, device_set(world_size, device, cfg.memory_gib), batch_size)
     plan_of(plan, tables, world_size).check(tables)
     return plan
@@ -130,8 +130,7 @@ def store_plan(
     With `index` hash an owner holds the rows seen, and nobody knows how many they will be: tables are dealt out by
     their rows as ever, but never refused, and those too large for a rank are cut by rows where that is allowed.
     """
-    _check_types(cfg, BSP_TYPES, "consistency=het", "sgd")
-    types = [t for t in cfg.sharding_types if t in STORE_TYPES]
+    types = [t for t in _checked_types(cfg, BSP_TYPES, "consistency=het", "sgd") if t in STORE_TYPES]
     if not types:
         raise ConfigError(
             f"planner.sharding_types={cfg.sharding_types}: the store of consistency=het needs table_wise or row_wise; "
@@ -181,7 +180,9 @@ def _check_kernel(table: str, parameter: Any) -> None:
         )
 
 
-def _check_types(cfg: PlannerConfig, allowed: Sequence[str], mode: str, row_optimizer: str) -> None:
+def _checked_types(cfg: PlannerConfig, allowed: Sequence[str], mode: str, row_optimizer: str) -> list[str]:
+    if cfg.sharding_types is None:
+        return list(allowed)
     if not cfg.sharding_types:
         raise ConfigError(f"planner.sharding_types=[]: give at least one of {', '.join(allowed)}")
     for name in cfg.sharding_types:
@@ -195,6 +196,7 @@ def _check_types(cfg: PlannerConfig, allowed: Sequence[str], mode: str, row_opti
                 f"planner.sharding_types={cfg.sharding_types}: {name} cannot run with {mode}; choose from "
                 f"{', '.join(allowed)}"
             )
+    return cfg.sharding_types
 
 
 def _search(

@@ -67,7 +67,12 @@ def torchrec_options(tables, optimizer, c, batch_size, strips):
 
 @pytest.mark.parametrize(
     ("kind", "nodes", "local", "optimizer", "strips"),
-    [("cuda", 1, 4, "sgd", 2), ("cuda", 2, 4, "rowwise_adagrad", 4), ("cuda", 4, 2, "adagrad", 2), ("cpu", 2, 2, "sgd", 2)],
+    [
+        ("cuda", 1, 4, "sgd", 2),
+        ("cuda", 2, 4, "rowwise_adagrad", 4),
+        ("cuda", 4, 2, "adagrad", 2),
+        ("cpu", 2, 2, "sgd", 2),
+    ],
 )
 def test_prices_and_bytes_are_torchrecs(kind, nodes, local, optimizer, strips):
     c, tables = cluster(kind, nodes, local), loads(optimizer)
