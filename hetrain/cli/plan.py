@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from hetrain.cli.table import show
@@ -16,8 +16,7 @@ from hetrain.planner.machines import PROFILE, Machines, machines_of
 from hetrain.planner.picture import page
 from hetrain.planner.planned import Planned
 from hetrain.planner.report import HEAD, asked_lines, found_lines, rank_rows
-from hetrain.planner.request import STATE, engine_of, loads_of, options_of, tables_of
-from hetrain.planner.strategies import make_plan
+from hetrain.planner.request import STATE, loads_of, planned_for, tables_of
 from hetrain.planner.workload import TableLoad
 
 __all__ = ["PROFILE", "run"]
@@ -33,7 +32,7 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
     asked = asked_lines(what, loads, machines.cluster, machines.speeds_from)
     _say(asked)
     started = time.process_time()
-    planned = _plan(cfg, loads, machines)
+    planned = planned_for(cfg, loads, machines.cluster)
     seconds = time.process_time() - started
     print()
     show(HEAD, rank_rows(planned, machines.cluster.ranks_per_node))
@@ -65,21 +64,6 @@ def _loads(cfg: RunConfig, folders: Sequence[Path]) -> tuple[str, list[TableLoad
     schema = load_schema(path)
     stats = load(path, schema)
     return f"{model}_{path.name}", loads_of(tables_of(cfg, schema.sparse), cfg.optimizer.rows, stats)
-
-
-def _plan(cfg: RunConfig, loads: Sequence[TableLoad], machines: Machines) -> Planned:
-    """The plan; of a store with servers, they alone hold rows and come after the workers."""
-    engine, mode, cluster = engine_of(cfg.consistency.mode), cfg.consistency.mode, machines.cluster
-    servers = cfg.cluster.servers
-    owners = replace(cluster, kind="cpu", nodes=servers, ranks_per_node=1) if servers else cluster
-    names = {load.table.name for load in loads}
-    options = options_of(cfg.planner, engine, mode, cfg.optimizer.rows, names)
-    planned = make_plan(cfg.planner.name, loads, owners, engine, cfg.train.batch_size, options)
-    if not servers:
-        return planned
-    first = cluster.world_size
-    pieces = tuple(replace(piece, rank=first + piece.rank) for piece in planned.plan.pieces)
-    return replace(planned, plan=replace(planned.plan, world_size=first + servers, pieces=pieces))
 
 
 def _folder(cfg: RunConfig, what: str, machines: Machines) -> Path:
