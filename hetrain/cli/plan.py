@@ -4,7 +4,7 @@ import json
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
@@ -15,31 +15,28 @@ from hetrain.durable import write_text
 from hetrain.errors import ConfigError
 from hetrain.planner import table_list
 from hetrain.planner.machines import PROFILE, Machines, machines_of
-from hetrain.planner.options import Options
 from hetrain.planner.picture import page
+from hetrain.planner.plan import Plan
 from hetrain.planner.planned import Planned
 from hetrain.planner.report import HEAD, asked_lines, found_lines, rank_rows
-from hetrain.planner.request import STATE, engine_of, loads_of, options_of, tables_of
-from hetrain.planner.strategies import make_plan
+from hetrain.planner.request import STATE, loads_of, planned_for, tables_of
 from hetrain.planner.workload import TableLoad
 
 __all__ = ["PROFILE", "run"]
 
 Lines = list[tuple[str, str]]
-PLAN_ALONE = ("plan.", "planner", "cluster")  # what the plan has decided
+PLAN_ALONE = ("plan.", "planner", "cluster=", "cluster.nodes=", "cluster.gpus_per_node=")  # what the plan has decided
 
 
 def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> int:
     """Plan, show and save. Raises ConfigError or DataError for what cannot be planned."""
     what, loads = _loads(cfg, folders)
-    engine, rows = engine_of(cfg.consistency.mode), cfg.optimizer.rows
-    options = options_of(cfg.planner, engine, cfg.consistency.mode, rows, {load.table.name for load in loads})
     machines = machines_of(cfg.cluster, cfg.planner.memory_gib, cfg.launch.nproc)
     out = _folder(cfg, chosen_experiment(overrides) or what, machines)
     asked = asked_lines(what, loads, machines.cluster, machines.speeds_from)
     _say(asked)
     started = time.process_time()
-    planned = _plan(cfg, loads, machines, options)
+    planned = planned_for(cfg, loads, machines.cluster)
     seconds = time.process_time() - started
     print()
     show(HEAD, rank_rows(planned, machines.cluster.ranks_per_node))
@@ -49,13 +46,19 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
     took = ("took", f"{seconds:,.1f} s of one core ({cfg.planner.name})")
     _say([*found, took, ("saved", str(files[0])), ("picture", str(files[1]))])
     if cfg.plan.tables is None:
-        _say([("next", shlex.join(["hetrain", "train", *_trained(overrides), f"planner.plan={files[0]}"]))])
+        _say([("next", _next(cfg, overrides, planned.plan, files[0]))])
     return 0
 
 
-def _trained(overrides: Sequence[str]) -> list[str]:
-    """The overrides without what only a plan needs."""
-    return [word for word in overrides if not word.lstrip("+").startswith(PLAN_ALONE)]
+def _next(cfg: RunConfig, overrides: Sequence[str], plan: Plan, file: Path) -> str:
+    """The training by the plan, on as many ranks."""
+    words = [word for word in overrides if not word.lstrip("+").startswith(PLAN_ALONE)]
+    workers, per_node = plan.world_size - cfg.cluster.servers, plan.ranks_per_node or plan.world_size
+    if workers > per_node:
+        nodes = f"--nnodes {workers // per_node} --nproc-per-node {per_node}"
+        return f"torchrun {nodes} ... -m hetrain train {shlex.join([*words, f'planner.plan={file}'])}"
+    words = [word for word in words if not word.startswith("launch.nproc=")]
+    return shlex.join(["hetrain", "train", *words, f"planner.plan={file}", f"launch.nproc={workers}"])
 
 
 def _say(lines: Lines) -> None:
@@ -78,19 +81,6 @@ def _loads(cfg: RunConfig, folders: Sequence[Path]) -> tuple[str, list[TableLoad
     schema = load_schema(path)
     stats = load(path, schema)
     return f"{model}_{path.name}", loads_of(tables_of(cfg, schema.sparse), cfg.optimizer.rows, stats)
-
-
-def _plan(cfg: RunConfig, loads: Sequence[TableLoad], machines: Machines, options: Options) -> Planned:
-    """The plan; of a store with servers, they alone hold rows and come after the workers."""
-    engine, cluster = engine_of(cfg.consistency.mode), machines.cluster
-    servers = cfg.cluster.servers
-    owners = replace(cluster, kind="cpu", nodes=servers, ranks_per_node=1) if servers else cluster
-    planned = make_plan(cfg.planner.name, loads, owners, engine, cfg.train.batch_size, options)
-    if not servers:
-        return planned
-    first = cluster.world_size
-    pieces = tuple(replace(piece, rank=first + piece.rank) for piece in planned.plan.pieces)
-    return replace(planned, plan=replace(planned.plan, world_size=first + servers, pieces=pieces))
 
 
 def _folder(cfg: RunConfig, what: str, machines: Machines) -> Path:

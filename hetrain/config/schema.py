@@ -97,6 +97,7 @@ class PlannerConfig:
     """Where rows live. ``sharding_types`` limits what the planner may choose from."""
 
     name: str = "torchrec"  # torchrec | hierarchical | round_robin | memory_balanced | memory_optimized
+    plan: str | None = None  # a plan.json to train by; null: one is made, as the other keys say
     # null: all that the engine and the row optimizer can train
     sharding_types: list[str] | None = field(default_factory=lambda: ["data_parallel", "table_wise", "row_wise"])
     memory_gib: float | None = None  # GiB per rank for tables; null: the device's own, less what else is needed

@@ -1,10 +1,8 @@
 """The hierarchical strategy: every table's cut chosen against the lower bound, placed largest first, then improved."""
 
-from hetrain.planner.bound import Bound, Packing, lower_bound
-from hetrain.planner.choose import choose
-from hetrain.planner.improve import improve
+from hetrain.planner.bound import Bound, lower_bound
 from hetrain.planner.menu import Menu
-from hetrain.planner.place import Layout, place
+from hetrain.planner.place import Layout
 
 TARGETS = (1.0, 1.02, 1.05, 1.1, 1.2)  # of the bound: a slowest rank that choices are made for
 EVERYWHERE = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7)  # of that: what every rank may spend on all
