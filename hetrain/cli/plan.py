@@ -14,6 +14,7 @@ from hetrain.config.compose import chosen_experiment
 from hetrain.durable import write_text
 from hetrain.errors import ConfigError
 from hetrain.planner import table_list
+from hetrain.planner.cluster import Cluster
 from hetrain.planner.machines import PROFILE, Machines, machines_of
 from hetrain.planner.picture import page
 from hetrain.planner.plan import Plan
@@ -36,10 +37,10 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
     asked = asked_lines(what, loads, machines.cluster, machines.speeds_from)
     _say(asked)
     started = time.process_time()
-    planned = planned_for(cfg, loads, machines.cluster)
+    planned = _planned(cfg, loads, machines.cluster)
     seconds = time.process_time() - started
     print()
-    show(HEAD, rank_rows(planned, machines.cluster.ranks_per_node))
+    show(HEAD, rank_rows(planned))
     print()
     found = found_lines(planned, cfg.train.batch_size)
     files = _save(out, cfg, planned, loads, machines, [*asked, *found])
@@ -48,6 +49,17 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
     if cfg.plan.tables is None:
         _say([("next", _next(cfg, overrides, planned.plan, files[0]))])
     return 0
+
+
+def _planned(cfg: RunConfig, loads: Sequence[TableLoad], cluster: Cluster) -> Planned:
+    if cfg.planner.name != "torchrec":
+        return planned_for(cfg, loads, cluster)
+    from hetrain.launch.quiet import quiet_third_parties
+
+    quiet_third_parties()
+    from hetrain.planner.torchrec_planned import planned_by_torchrec
+
+    return planned_by_torchrec(cfg, loads, cluster)
 
 
 def _next(cfg: RunConfig, overrides: Sequence[str], plan: Plan, file: Path) -> str:

@@ -44,7 +44,7 @@ def refused(*words: str, error: type[Exception] = ConfigError) -> str:
 
 def test_a_plan_is_shown_saved_and_read_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = planned(capsys, "plan.tables=tables.json", *CPUS, "plan.out=out", "train.batch_size=64")
-    assert said["tables"].startswith("2 (tables): 91,000 rows, 0.02 GiB with optimizer state, 12 lookups per example")
+    assert said["tables"].startswith("2 (tables): 91,000 rows, 22.00 MiB with optimizer state, 12 lookups per example")
     assert said["machines"].startswith("2 of 2 cpu ranks, each ")
     assert (said["saved"], said["picture"]) == ("out/plan.json", "out/plan.html")
     saved = json.loads((folder / "out" / "plan.json").read_text())
