@@ -97,7 +97,6 @@ class PlannerConfig:
     """Where rows live. ``sharding_types`` limits what the planner may choose from."""
 
     name: str = "torchrec"  # torchrec | hierarchical | round_robin | memory_balanced | memory_optimized
-    plan: str | None = None  # a plan.json to train by; null: one is made, as the other keys say
     # null: all that the engine and the row optimizer can train
     sharding_types: list[str] | None = field(default_factory=lambda: ["data_parallel", "table_wise", "row_wise"])
     memory_gib: float | None = None  # GiB per rank for tables; null: the device's own, less what else is needed
@@ -106,6 +105,7 @@ class PlannerConfig:
     row_slice_threshold: int | None = None  # elements: tables from it on are cut by rows over all ranks
     tiers: list[str] | None = None  # memories that may hold rows: hbm | cached (ddr, with a cache in hbm) | ddr
     constraints: dict[str, ConstraintConfig] = field(default_factory=dict)  # '{C3: {sharding_types: [row_wise]}}'
+    plan: str | None = None  # a plan.json to train by; null: one is made, as the other keys say
 
 
 @dataclass
