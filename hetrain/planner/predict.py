@@ -12,7 +12,6 @@ from hetrain.planner.torchrec_prices import TorchRecPrices
 from hetrain.planner.workload import TableLoad
 
 BY_ROWS = ("row_wise", "table_row_wise", "grid_shard")
-NAMED = 3  # tables that a bottleneck names
 
 
 def predict(plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_size: int) -> tuple[RankCost, ...]:
@@ -30,7 +29,7 @@ def predict(plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_size
 
 
 def bottleneck(plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_size: int, rank: int) -> str:
-    """What makes `rank` slow, the slowest, and what would move it, in words."""
+    """What makes `rank` of the cluster, the slowest, slow, and what would move it, in words."""
     by_table: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for load, holder, _, cut in _held(plan, loads, cluster, batch_size):
         if holder == rank:
@@ -38,18 +37,16 @@ def bottleneck(plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_s
             by_table[load.table.name][1] += cut.comm_ms
     compute, comm = (sum(ms[i] for ms in by_table.values()) for i in (0, 1))
     if not compute + comm:
-        return "nothing: no table is looked up"
-    kind = int(comm > compute)
-    dearest = sorted(by_table, key=lambda name: -by_table[name][kind])[:NAMED]
-    names = ", ".join(f"{name} ({plan.sharding[name]}, {by_table[name][kind]:.3g} ms)" for name in dearest)
+        return "no table is looked up"
     share = max(compute, comm) / (compute + comm)
-    what, better = (
-        "lookups and updates",
-        f"more ranks or a larger cluster.{'hbm' if cluster.kind == 'cuda' else 'ddr'}_gb_s",
+    what, key = "reading and updating rows; faster memory", "hbm_gb_s" if cluster.kind == "cuda" else "ddr_gb_s"
+    if comm > compute:
+        what, key = "exchange; a faster link", "inter_gb_s" if cluster.nodes > 1 else "intra_gb_s"
+    top = max(by_table, key=lambda name: sum(by_table[name]))
+    return (
+        f"{share:.0%} of its time is {what} (cluster.{key}) or a smaller train.batch_size would move it. Most is table "
+        f"{top!r} ({plan.sharding[top]}, {sum(by_table[top]):.3g} of {compute + comm:.3g} ms)"
     )
-    if kind:
-        what, better = "exchanges", f"a larger cluster.{'inter' if cluster.nodes > 1 else 'intra'}_gb_s or 16-bit comms"
-    return f"{what}, {share:.0%} of its time, of {len(by_table):,} tables and most of {names}; {better} would help most"
 
 
 def _held(

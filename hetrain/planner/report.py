@@ -89,11 +89,10 @@ def asked_lines(what: str, loads: Sequence[TableLoad], cluster: Cluster, speeds_
 def found_lines(planned: Planned, batch_size: int) -> list[tuple[str, str]]:
     """How good the plan is, and what would make it better."""
     slowest, bound = planned.slowest_ms, planned.lower_bound_ms
-    rank = max(planned.ranks, key=lambda cost: cost.total_ms).rank
     above = f"{slowest / bound - 1:.1%} above" if bound > 0 else "above"
     kinds = Counter(planned.plan.sharding.values())
     return [
-        ("slowest", f"rank {rank}: {milliseconds(slowest)} ms for the embeddings of {batch_size:,} examples per rank"),
+        ("slowest", f"{milliseconds(slowest)} ms a step for the embeddings of {batch_size:,} examples per rank"),
         ("bound", f"{above} {milliseconds(bound)} ms, which no plan can go below: {planned.bounded_by}"),
         ("balance", f"max/mean {planned.imbalance:.3f}"),
         ("bottleneck", planned.bottleneck),
