@@ -29,10 +29,10 @@ from hetrain.engine.accord import Accord
 from hetrain.errors import ConfigError, DataError, HetrainError
 from hetrain.evaluate import Metrics, evaluate, predictions
 from hetrain.optim import Schedule, dense_optimizer, row_optimizer
-from hetrain.planner.torchrec_planner import plan_of, sharding_plan, store_plan
+from hetrain.planner.request import tables_of
+from hetrain.planner.run_plan import run_plan
 from hetrain.ranks import GPU_BACKEND, Ranks
 from hetrain.readers import OWN_PACE, split_reader, train_reader
-from hetrain.tables import Table, check_tables
 from hetrain.telemetry import Traffic
 from hetrain.telemetry.console import screen
 from hetrain.telemetry.run_log import RunLog
@@ -172,11 +172,13 @@ def make_engine(
     cfg: RunConfig, schema: DatasetSchema, ranks: Ranks, device: torch.device, traffic: Traffic
 ) -> tuple[Engine, dict[str, Any]]:
     """The engine of `consistency.mode` with its initial weights, and its plan as plan.json holds it. Collective."""
-    tables = tables_of(cfg, schema)
+    tables = tables_of(cfg, schema.sparse)
     rows = row_optimizer(cfg.optimizer.rows)
+    plan, described = run_plan(cfg, schema, tables, ranks, device)
     common: dict[str, Any] = {
         "make_model": partial(_make_model, cfg, schema),
         "tables": tables,
+        "plan": plan,
         "row_optimizer": rows,
         "dense_optimizer": partial(dense_optimizer, cfg=cfg.optimizer.dense),
         "schedule": Schedule(cfg.optimizer.schedule),
@@ -190,43 +192,27 @@ def make_engine(
         from hetrain.engine.store_engine import StoreEngine
         from hetrain.engine.store_memory import check_memory, store_memory
 
-        servers = ranks.servers
-        batch, index = cfg.train.batch_size, cfg.store.index
-        plan = store_plan(tables, cfg.planner, ranks.world_size, batch, device, servers, index=index)
         workers, settings = _worker_group(cfg, ranks, device), _store_settings(cfg, ranks, device)
         memory = store_memory(tables, plan, rows, settings, ranks.world_size)
         ranks.together(lambda: check_memory(memory, tables, settings, ranks.rank, device))
         if not ranks.computes:
-            server = {key: common[key] for key in ("tables", "row_optimizer", "schedule", "seed", "traffic")}
-            return ServerEngine(plan=plan, settings=settings, **server), plan.to_json()
-        return StoreEngine(plan=plan, settings=settings, workers=workers, memory=memory, **common), plan.to_json()
+            server = {key: common[key] for key in ("tables", "plan", "row_optimizer", "schedule", "seed", "traffic")}
+            return ServerEngine(settings=settings, **server), described
+        return StoreEngine(settings=settings, workers=workers, memory=memory, **common), described
     if cfg.consistency.mode in OWN_PACE:
         from hetrain.engine.async_engine import AsyncEngine
         from hetrain.engine.store_memory import check_memory, store_memory
 
-        batch, index = cfg.train.batch_size, cfg.store.index
-        plan = store_plan(tables, cfg.planner, ranks.world_size, batch, device, ranks.servers, index=index)
         settings = _store_settings(cfg, ranks, device)
         memory = store_memory(tables, plan, rows, settings, ranks.world_size)
         ranks.together(lambda: check_memory(memory, tables, settings, ranks.rank, device))
-        mode = cfg.consistency.mode
-        return AsyncEngine(plan=plan, settings=settings, mode=mode, memory=memory, **common), plan.to_json()
+        return AsyncEngine(settings=settings, mode=cfg.consistency.mode, memory=memory, **common), described
     from hetrain.comms.pooled_codec import PooledComms
     from hetrain.engine.torchrec_engine import TorchRecEngine
 
-    found = sharding_plan(tables, rows.name, cfg.planner, ranks.world_size, device, cfg.train.batch_size)
-    plan = plan_of(found, tables, ranks.world_size)
-    codecs, batch = codecs_of(cfg), cfg.train.batch_size
+    codecs = codecs_of(cfg)
     pooled = PooledComms(codecs.pooled_forward, codecs.pooled_backward, cfg.comms.dct)
-    return TorchRecEngine(plan=found, batch_size=batch, pooled_comms=pooled, **common), plan.to_json()
-
-
-def tables_of(cfg: RunConfig, schema: DatasetSchema) -> list[Table]:
-    """One table per sparse column."""
-    dim = cfg.model["embedding_dim"]
-    tables = [Table(c.name, c.rows, dim, (c.name,), cfg.store.init_bound) for c in schema.sparse]
-    check_tables(tables)
-    return tables
+    return TorchRecEngine(batch_size=cfg.train.batch_size, pooled_comms=pooled, **common), described
 
 
 def _make_model(cfg: RunConfig, schema: DatasetSchema, bags: nn.Module) -> nn.Module:
@@ -345,6 +331,7 @@ def _loaded(cfg: RunConfig, options: dict[str, str], ranks: Ranks, device: torch
     found: list[Path] = []
     ranks.together(lambda: found.append(run_folder.find(Path(options["run"]), options.get("checkpoint"))))
     schema = _read_data(cfg)
+    cfg = replace(cfg, planner=replace(cfg.planner, plan=None))  # evaluation may have other ranks, and needs no plan
     _check_evaluated(cfg, schema, found[0], options.get("split", "test"), ranks)
     engine, _ = make_engine(cfg, schema, ranks, device, Traffic())
     checkpoint.load(engine, found[0], ranks)

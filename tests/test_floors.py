@@ -16,6 +16,7 @@ FLOORS = [
     # 1: schemas and what composes and checks them; batches; networks; optimizers
     ["config"],
     ["data", "models", "optim", "value_codec"],
+    ["stats"],
     # 2
     ["planner", "store"],
     # 3

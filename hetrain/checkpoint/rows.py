@@ -108,7 +108,7 @@ def fill_tables(state: EngineState, rows: Iterable[SeenRows]) -> None:
     origin = state.origin
     for index, table in enumerate(origin.tables):
         for piece in state.tables.get(table.name, ()):
-            fill(piece.value, origin.seed, index, piece.first_row, table.init_bound)
+            fill(piece, origin.seed, index, table.init_bound)
             for tensor in piece.optimizer.values():
                 tensor.zero_()
     for some in rows:
@@ -116,11 +116,14 @@ def fill_tables(state: EngineState, rows: Iterable[SeenRows]) -> None:
             at = some.ids - piece.first_row
             inside = (at >= 0) & (at < len(piece.value))
             if inside.any():
-                _put(piece.value, at[inside], some.value[inside])
+                _put(piece.value, at[inside], some.value[inside], piece.first_column)
                 for name, tensor in piece.optimizer.items():
-                    _put(tensor, at[inside], some.optimizer[name][inside])
+                    _put(tensor, at[inside], some.optimizer[name][inside], piece.first_column)
 
 
-def _put(out: Tensor, at: Tensor, value: Tensor) -> None:
+def _put(out: Tensor, at: Tensor, value: Tensor, first_column: int) -> None:
+    """Write rows [n] or [n, D] at `at` of `out`, which may hold fewer columns, from `first_column` on."""
+    if out.dim() > 1:
+        value = value[:, first_column : first_column + out.shape[1]]
     with torch.no_grad():
-        out.index_copy_(0, at.to(out.device), value.to(out.device).view(len(at), *out.shape[1:]))
+        out.index_copy_(0, at.to(out.device), value.to(out.device).reshape(len(at), *out.shape[1:]))

@@ -1,12 +1,14 @@
 """Tables on disk through torch.distributed.checkpoint: one logical tensor per table, whatever plan cut it.
 
-A rank writes its own row ranges and reads the ranges it needs; DCP finds the overlaps, so any plan and world size
-can read what another wrote. Row ranges may be uneven, which TorchRec's own ShardedTensors cannot express.
+A rank writes its own pieces, ranges of rows and of columns, and reads those it needs; DCP finds the overlaps, so any
+plan and world size can read what another wrote. Row ranges may be uneven, which TorchRec's own ShardedTensors cannot
+express.
 """
 
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,53 +47,48 @@ WEIGHT = "weight"
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows `first_row ..` of the logical tensor `name`, a view of the engine's memory."""
+    """The part of the logical tensor `name` that begins at `first`, a view of the engine's memory."""
 
     name: str
-    first_row: int
+    first: tuple[int, ...]  # row, or row and column
     value: Tensor  # [n] or [n, D]
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
-        offsets = [self.first_row] + [0] * (self.value.dim() - 1)
-        return ChunkStorageMetadata(torch.Size(offsets), self.value.shape)
+        return ChunkStorageMetadata(torch.Size(self.first), self.value.shape)
 
     @property
-    def end(self) -> int:
-        return self.first_row + int(self.value.shape[0])
+    def end(self) -> list[int]:
+        return [first + size for first, size in zip(self.first, self.value.shape, strict=True)]
 
 
 def _rows_of(table: str, pieces: list[TablePiece]) -> Iterator[_Rows]:
     for piece in pieces:
         if piece.value.shape[0]:
-            yield _Rows(f"{table}.{WEIGHT}", piece.first_row, piece.value)
-            for key, value in piece.optimizer.items():
-                yield _Rows(f"{table}.{key}", piece.first_row, value)
+            for key, value in {WEIGHT: piece.value, **piece.optimizer}.items():
+                yield _Rows(f"{table}.{key}", (piece.first_row, piece.first_column)[: value.dim()], value)
 
 
 def _all_rows(state: EngineState) -> list[_Rows]:
     return [rows for table, pieces in state.tables.items() for rows in _rows_of(table, pieces)]
 
 
-def _logical_rows(rows: list[_Rows], ranks: Ranks) -> dict[str, int]:
-    """Rows of each logical tensor: the highest end of any rank's piece."""
-    mine: dict[str, int] = {}
-    for r in rows:
-        mine[r.name] = max(mine.get(r.name, 0), r.end)
-    merged: dict[str, int] = {}
-    for other in ranks.gather(mine):
-        for name, end in other.items():
-            merged[name] = max(merged.get(name, 0), end)
+def _logical_sizes(rows: list[_Rows], ranks: Ranks) -> dict[str, list[int]]:
+    """The shape of each logical tensor: the highest ends of any rank's pieces."""
+    merged: dict[str, list[int]] = {}
+    for other in ranks.gather([(r.name, r.end) for r in rows]):
+        for name, end in other:
+            merged[name] = [max(ends) for ends in zip(merged.get(name, end), end, strict=True)]
     return merged
 
 
 class _Save(DefaultSavePlanner):
     """Plans one write per piece."""
 
-    def __init__(self, rows: list[_Rows], logical_rows: dict[str, int]) -> None:
+    def __init__(self, rows: list[_Rows], logical_sizes: dict[str, list[int]]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._rows = {(r.name, r.first_row): r for r in rows}
-        self._logical_rows = logical_rows
+        self._rows = {(r.name, r.first): r for r in rows}
+        self._logical_sizes = logical_sizes
 
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
@@ -105,7 +102,7 @@ class _Save(DefaultSavePlanner):
         return self.plan
 
     def _item(self, rows: _Rows) -> WriteItem:
-        size = torch.Size([self._logical_rows[rows.name], *rows.value.shape[1:]])
+        size = torch.Size(self._logical_sizes[rows.name])
         data = TensorWriteData(rows.chunk, TensorProperties.create_from_tensor(rows.value), size)
         return WriteItem(MetadataIndex(rows.name, rows.chunk.offsets), WriteItemType.SHARD, tensor_data=data)
 
@@ -113,7 +110,7 @@ class _Save(DefaultSavePlanner):
         """The piece a planned write is about."""
         offset = write_item.index.offset
         assert offset is not None  # set by _item
-        return self._rows[write_item.index.fqn, offset[0]].value
+        return self._rows[write_item.index.fqn, tuple(offset)].value
 
 
 class _Load(DefaultLoadPlanner):
@@ -121,7 +118,7 @@ class _Load(DefaultLoadPlanner):
 
     def __init__(self, rows: list[_Rows]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._rows = {(r.name, r.first_row): r for r in rows}
+        self._rows = {(r.name, r.first): r for r in rows}
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
@@ -143,7 +140,7 @@ class _Load(DefaultLoadPlanner):
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         """The piece a planned read is about."""
         assert index.offset is not None
-        return self._rows[index.fqn, index.offset[0]].value
+        return self._rows[index.fqn, tuple(index.offset)].value
 
 
 def save_tables(state: EngineState, folder: Path, ranks: Ranks, sums: dict[Path, Sum]) -> None:
@@ -157,7 +154,7 @@ def save_tables(state: EngineState, folder: Path, ranks: Ranks, sums: dict[Path,
         if ranks.first or table not in state.replicated
         for r in _rows_of(table, pieces)
     ]
-    planner = _Save(rows, _logical_rows(rows, ranks))
+    planner = _Save(rows, _logical_sizes(rows, ranks))
     writer = FileSystemWriter(folder, sync_files=True)
     writer.fs = SummedFileSystem(sums)
     with warnings.catch_warnings():
@@ -179,7 +176,7 @@ def load_tables(state: EngineState, folder: Path, ranks: Ranks) -> None:
     """
     rows = _all_rows(state)
     reader = FileSystemReader(folder)
-    logical = _logical_rows(rows, ranks)
+    logical = _logical_sizes(rows, ranks)
     ranks.together(lambda: _check_fits(rows, logical, _metadata(reader, folder), folder))
     try:
         with warnings.catch_warnings():
@@ -191,9 +188,9 @@ def load_tables(state: EngineState, folder: Path, ranks: Ranks) -> None:
 
 
 def read_as_seen(state: EngineState, folder: Path) -> Iterator[SeenRows]:
-    """All rows of the saved tables, one saved piece at a time; pieces of which this rank owns nothing are left out.
+    """All rows of the saved tables, one saved range at a time; ranges of which this rank owns nothing are left out.
 
-    Local. A piece is read whole: it takes its size in memory twice while it is read. Raises CheckpointError as
+    Local. A saved piece is read whole: it takes its size in memory twice while it is read. Raises CheckpointError as
     `load_tables` does.
     """
     assert state.origin is not None
@@ -202,8 +199,9 @@ def read_as_seen(state: EngineState, folder: Path) -> Iterator[SeenRows]:
         optimizer = _saved_optimizer(saved, state.origin, index, folder)
         weight = saved.state_dict_metadata[f"{table.name}.{WEIGHT}"]
         assert isinstance(weight, TensorStorageMetadata)  # as _saved_optimizer found
-        for chunk in weight.chunks:
-            first, rows = chunk.offsets[0], chunk.sizes[0]
+        edges = {edge for c in weight.chunks for edge in (c.offsets[0], c.offsets[0] + c.sizes[0])}
+        for first, end in pairwise(sorted(edges)):  # of all columns, however those were cut
+            rows = end - first
             if state.owns(table.name, first, rows):
                 value = torch.empty(rows, table.dim)
                 sums = {name: torch.empty(rows, *shape) for name, shape in optimizer.items()}
@@ -219,7 +217,7 @@ def _saved_optimizer(saved: Metadata, origin: Origin, index: int, folder: Path) 
         shapes["sum"] = [table.dim] if origin.row_optimizer == "adagrad" else []
     like = TablePiece(0, torch.empty(1, table.dim), {name: torch.empty(1, *shape) for name, shape in shapes.items()})
     rows = list(_rows_of(table.name, [like]))
-    _check_fits(rows, {r.name: table.rows for r in rows}, saved, folder)
+    _check_fits(rows, {r.name: [table.rows, *r.value.shape[1:]] for r in rows}, saved, folder)
     return shapes
 
 
@@ -240,7 +238,7 @@ def _metadata(reader: FileSystemReader, folder: Path) -> Metadata:
         raise CheckpointError(f"{folder}/.metadata is damaged ({e}). Use an older checkpoint.") from e
 
 
-def _check_fits(rows: list[_Rows], logical_rows: dict[str, int], saved: Metadata, folder: Path) -> None:
+def _check_fits(rows: list[_Rows], sizes: dict[str, list[int]], saved: Metadata, folder: Path) -> None:
     for r in rows:
         table, _, part = r.name.rpartition(".")
         found = saved.state_dict_metadata.get(r.name)
@@ -251,7 +249,7 @@ def _check_fits(rows: list[_Rows], logical_rows: dict[str, int], saved: Metadata
                 f"{folder} has no optimizer state {part!r} of table {table!r}: it was written with another "
                 "optimizer.rows.name. Use that one, or start anew with checkpoint.resume=never."
             )
-        expected = torch.Size([logical_rows[r.name], *r.value.shape[1:]])
+        expected = torch.Size(sizes[r.name])
         if found.size != expected:
             raise CheckpointError(
                 f"{part} of table {table!r} is {list(found.size)} in {folder} and {list(expected)} in this run; "

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hetrain.errors import ConfigError
 
-VERBS = ("train", "eval", "predict", "prepare", "doctor")
+VERBS = ("train", "eval", "predict", "prepare", "stats", "plan", "doctor")
 
 
 @dataclass
@@ -18,6 +18,7 @@ class Arguments:
     keys: bool = False
     show_config: bool = False
     multirun: bool = False
+    calibrate: bool = False
     config_dir: str | None = None
     overrides: list[str] = field(default_factory=list)
 
@@ -34,6 +35,8 @@ def read(argv: Sequence[str]) -> Arguments:
             found.keys = True
         elif word in ("-m", "--multirun"):
             found.multirun = True
+        elif word == "--calibrate":
+            found.calibrate = True
         elif word.partition("=")[0] in ("--cfg", "--config-dir", "-cd"):
             option, _, value = word.partition("=")
             value = value or (rest.pop(0) if rest else "")
@@ -45,7 +48,8 @@ def read(argv: Sequence[str]) -> Arguments:
             sys.exit(0)
         elif word.startswith("-"):
             raise ConfigError(
-                f"unknown option {word}.\n  Options: --help, --keys, --cfg job, -m, --config-dir DIR, --version"
+                f"unknown option {word}.\n"
+                "  Options: --help, --keys, --cfg job, -m, --calibrate, --config-dir DIR, --version"
             )
         elif not found.verb and "=" not in word:
             found.verb = _verb(word)
@@ -83,5 +87,9 @@ def _check_together(found: Arguments) -> None:
         raise ConfigError("--keys lists the keys of a verb that has some.\n  As in: hetrain train --keys")
     if found.multirun and found.verb != "train":
         raise ConfigError(f"-m runs several trainings; {found.verb or 'no verb'} cannot be swept.")
+    if found.calibrate and found.verb != "plan":
+        raise ConfigError(
+            f"--calibrate measures for `hetrain plan`; {found.verb or 'no verb'} has nothing of the kind."
+        )
     if found.verb == "doctor" and found.overrides:
         raise ConfigError(f"{found.overrides[0]}: doctor takes no settings.")

@@ -97,6 +97,19 @@ def _one(arguments: Arguments, folders: Sequence[Path]) -> int:
         return 0
     if arguments.verb == "prepare":
         return _prepare(cfg, arguments)
+    if arguments.verb == "stats":
+        from hetrain.cli import stats
+
+        return stats.run(cfg.data)
+    if arguments.verb == "plan":
+        from hetrain.cli import plan
+
+        if arguments.calibrate:
+            return _on_ranks("calibrate", cfg, {"out": cfg.cluster.profile or str(plan.PROFILE)})
+        return plan.run(cfg, overrides, folders)
+    from hetrain.cli.trainable import check_trainable
+
+    check_trainable(cfg)
     return _on_ranks(arguments.verb, named(cfg, overrides), own)
 
 

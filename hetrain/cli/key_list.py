@@ -32,7 +32,7 @@ def key_list(verb: str, own: tuple[str, ...]) -> str:
     if own:
         lines += [f"keys of {verb} itself", *(f"  {OWN[key]}" for key in own), ""]
     for prefix, section in _sections(RunConfig, ""):
-        if verb != "prepare" or prefix.startswith("data."):
+        if verb not in ("prepare", "stats") or prefix.startswith("data."):
             lines += [f"{prefix.rstrip('.') or 'top level'}: {_meaning(section)}", *_keys(section, prefix), ""]
     return "\n".join(lines)
 

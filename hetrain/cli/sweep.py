@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hetrain.cli.table import show
+from hetrain.cli.trainable import check_trainable
 from hetrain.config import RunConfig
 from hetrain.config.compose import compose, expand, parse
 from hetrain.errors import ConfigError, HetrainError
@@ -78,7 +80,9 @@ def _jobs(overrides: Sequence[str], folders: Sequence[Path]) -> list[SweepJob]:
     for number, (combination, values) in enumerate(zip(combinations, lines, strict=True)):
         job = SweepJob(number, {key: values[key] for key in swept})
         try:
-            job.config = compose(combination, folders)
+            config = compose(combination, folders)
+            check_trainable(config)
+            job.config = config
         except ConfigError as error:
             job.error, job.state = error, "failed"
         jobs.append(job)
@@ -160,10 +164,7 @@ def _report(jobs: Sequence[SweepJob]) -> None:
     head = ["job", *jobs[0].swept, "state", *FIGURES]
     rows = [[str(job.number), *job.swept.values(), job.state, *_figures(job)] for job in jobs]
     print()
-    if sys.stdout.isatty():
-        _rich_table(head, rows)
-    else:
-        _plain_table(head, rows)
+    show(head, rows)
     folders = [job.folder.parent for job in jobs if job.folder is not None]
     if folders:
         with (folders[0] / "results.csv").open("w", newline="") as file:
@@ -172,21 +173,3 @@ def _report(jobs: Sequence[SweepJob]) -> None:
     for job in jobs:
         if job.error is not None:
             print(f"failed: job {job.number} ({_label(job)}): {job.error}", file=sys.stderr)
-
-
-def _plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, *rows):
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-
-
-def _rich_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    for name in head:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)

@@ -1,5 +1,6 @@
 """The help texts. Read before anything slow is imported: `hetrain --help` answers at once."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,11 +16,14 @@ verbs
   eval      AUC and logloss of a run's checkpoint on one of its splits
   predict   write a probability for every example of a split to a file
   prepare   turn raw logs into the Parquet data set that training reads
+  stats     count a data set's ids: skew, distinct ids per batch, what a cache of rows would answer
+  plan      which rank holds what, and what a step costs, for machines that need not exist
   doctor    check this machine: versions, devices, cores, memory, disk
 
 first steps
   hetrain train +experiment=criteo_het                     train on generated sample data
   hetrain train -m +experiment=criteo_het consistency.staleness=0,10,100
+  hetrain plan +experiment=merlin_medium cluster.nodes=2
   hetrain VERB --help                                      keys, groups and examples of a verb
 """
 
@@ -108,6 +112,48 @@ examples
   hetrain prepare data=criteo data.raw=train.txt data.path=data/criteo
   hetrain prepare data=sample data.path=data/sample data.sample.rows=1000000
 """,
+    "stats": """\
+usage: hetrain stats [data=NAME] [data.path=DIR] [options]
+
+Counts the ids of the training rows, streaming: per column rows, distinct ids, missing ones, the share of lookups of the
+hottest ids, distinct ids of a batch, and what caches of rows would answer. Leaves stats.json and stats.html beside
+the data; `hetrain plan` reads the first. Memory: 4 bytes per row of all tables.
+
+examples
+  hetrain stats
+  hetrain stats data=criteo data.path=data/criteo
+""",
+    "plan": """\
+usage: hetrain plan [KEY=VALUE | GROUP=NAME ...] [options]
+
+Decides which rank holds which rows and columns of which table, and says what a step then costs on every rank, how far
+that is from the best there can be, and what would help. No processes, no GPU and no tables are made. Leaves
+plans/NAME/ with plan.json and plan.html, where one sees the pieces on the ranks.
+
+most used keys
+  planner=hierarchical      or round_robin, memory_balanced, memory_optimized, torchrec
+  plan.tables=FILE          .json, .csv or .yaml: name, rows, dim, pooling of every table, as in
+                            [{"name": "C1", "rows": 1000000, "dim": 64, "pooling": [1, 10]}]; or a shipped list.
+                            Left out: the tables of data and model, with the skew that `hetrain stats` measured
+  cluster=dgx_a100          the machines; cluster=local is this one
+  cluster.nodes=4           how many; cluster.gpus_per_node=8 ranks on each
+  cluster.hbm_gib=80        of a GPU; cluster.ddr_gib=2048 of a machine; cluster.intra_gb_s, cluster.inter_gb_s: links
+  train.batch_size=8192     examples per rank and step
+  planner.data_parallel_threshold=N  elements up to which a table is replicated; column_slice_threshold,
+                            row_slice_threshold: from which it is cut
+  'planner.constraints={C3: {sharding_types: [row_wise]}}'   rules for single tables
+  plan.out=DIR              where to write
+
+option of plan alone
+  --calibrate               measure this machine's lookups, exchanges and reductions with launch.nproc ranks, save them
+                            as plans/profile.json (or cluster.profile=FILE), which plans for it then use
+
+examples
+  hetrain plan +experiment=merlin_medium cluster=dgx_a100 cluster.nodes=2
+  hetrain plan plan.tables=my_tables.csv planner=hierarchical cluster=cpu_10gbe cluster.nodes=16
+  hetrain plan +experiment=criteo_bsp data=criteo planner=hierarchical cluster.gpus_per_node=4
+  hetrain plan --calibrate launch.nproc=4
+""",
     "doctor": """\
 usage: hetrain doctor
 
@@ -117,11 +163,24 @@ Exit code 1 when training cannot run here.
 }
 
 
+SHOWN = {
+    "train": (*GROUPS, EXPERIMENT),
+    "prepare": ("data",),
+    "stats": ("data",),
+    "plan": ("planner", "cluster", "model", "optimizer", "consistency", "data", EXPERIMENT),
+}
+
+
 def verb_help(verb: str, folders: Sequence[Path]) -> str:
     """The text of `hetrain VERB --help`."""
     if verb == "doctor":
         return VERBS[verb]
-    shown = {"train": (*GROUPS, EXPERIMENT), "prepare": ("data",)}.get(verb, ())
-    lines = [f"  {group:<13}{', '.join(group_options(group, folders))}" for group in shown]
+    shown = SHOWN.get(verb, ())
+    lines = [_wrapped(group, group_options(group, folders)) for group in shown]
     groups = "\n".join(["config groups (GROUP=NAME; +experiment=NAME)", *lines, "", ""]) if lines else ""
     return f"{VERBS[verb]}\n{groups}{OPTIONS}\n{EXITS}"
+
+
+def _wrapped(group: str, options: Sequence[str]) -> str:
+    """A group and its options, in lines of the width of a screen."""
+    return textwrap.fill(f"  {group:<13}{', '.join(options)}", 118, subsequent_indent=" " * 15, break_on_hyphens=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hetrain.capacity import parse_capacity
 from hetrain.config.comms import comms_findings
-from hetrain.config.schema import LaunchConfig, RunConfig
+from hetrain.config.schema import ClusterConfig, LaunchConfig, RunConfig
 from hetrain.errors import ConfigError
 
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
@@ -23,6 +23,8 @@ SHARDING_TYPES = (
     "table_column_wise",
     "grid_shard",
 )
+PLANNERS = ("torchrec", "hierarchical", "round_robin", "memory_balanced", "memory_optimized")
+TIERS = ("hbm", "cached", "ddr")
 MOST = 1 << 24  # examples of a batch: more is a slip of the finger
 MOST_IDS = 200_000_000  # of a sample, all columns together: 24 bytes each while it is made
 STORE_SHARDING = ("table_wise", "row_wise")
@@ -32,7 +34,7 @@ SPLITS = ("train", "validation", "test")
 def check(cfg: RunConfig) -> None:
     """Raise ConfigError when `cfg` cannot run."""
     parts = (
-        *(_run, _data, _model, _optimizer, _planner, _consistency, _cluster),
+        *(_run, _data, _model, _optimizer, _planner, _constraints, _consistency, _cluster),
         *(_comms, _launch, _train, _checkpoint, _store),
     )
     found = [finding for part in parts for finding in part(cfg)]
@@ -47,10 +49,8 @@ def _finding(key: str, value: object, expected: str, remedy: str = "") -> str:
     return f"{key}={shown}: expected {expected}." + (f" {remedy}" if remedy else "")
 
 
-def _one_of(key: str, value: str, allowed: tuple[str, ...], later: tuple[str, ...] = ()) -> Iterator[str]:
-    if value in later:
-        yield _finding(key, value, "one of " + ", ".join(allowed), f"{value} is not there yet.")
-    elif value not in allowed:
+def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> Iterator[str]:
+    if value not in allowed:
         yield _finding(key, value, "one of " + ", ".join(allowed))
 
 
@@ -165,19 +165,47 @@ def _optimizer(cfg: RunConfig) -> Iterator[str]:
 
 def _planner(cfg: RunConfig) -> Iterator[str]:
     planner = cfg.planner
-    yield from _one_of("planner.name", planner.name, ("torchrec",), ("hierarchical", "round_robin", "memory_balanced"))
+    yield from _one_of("planner.name", planner.name, PLANNERS)
     yield from _positive("planner.memory_gib", planner.memory_gib, "null takes the device's own.")
-    if not planner.sharding_types:
+    types = planner.sharding_types
+    if types is not None and not types:
         yield _finding("planner.sharding_types", "[]", "at least one of " + ", ".join(SHARDING_TYPES))
-    for kind in planner.sharding_types:
+    for kind in types or ():
         yield from _one_of("planner.sharding_types", kind, SHARDING_TYPES)
-    if cfg.consistency.mode != "bsp" and planner.sharding_types and not set(planner.sharding_types) & {*STORE_SHARDING}:
+    if cfg.consistency.mode != "bsp" and types and not set(types) & {*STORE_SHARDING}:
         yield _finding(
             "planner.sharding_types",
-            planner.sharding_types,
+            types,
             f"table_wise or row_wise among them with consistency.mode={cfg.consistency.mode}",
             "The store holds whole rows on one owner.",
         )
+    for key in ("data_parallel_threshold", "column_slice_threshold", "row_slice_threshold"):
+        value = getattr(planner, key)
+        yield from _at_least(f"planner.{key}", value, 1, "It counts elements, rows x dim; null: no threshold.")
+        if value is not None and planner.name == "torchrec":
+            yield _finding(f"planner.{key}", value, "null with planner.name=torchrec", "It belongs to the others.")
+
+
+def _constraints(cfg: RunConfig) -> Iterator[str]:
+    planner = cfg.planner
+    if planner.tiers and planner.name == "torchrec":
+        yield _finding("planner.tiers", planner.tiers, "null with planner.name=torchrec", "It belongs to the others.")
+    for tier in planner.tiers or ():
+        yield from _one_of("planner.tiers", tier, TIERS)
+    if planner.tiers is not None and not planner.tiers:
+        yield _finding("planner.tiers", "[]", "at least one of " + ", ".join(TIERS))
+    for table, rule in planner.constraints.items():
+        for kind in rule.sharding_types:
+            yield from _one_of(f"planner.constraints.{table}.sharding_types", kind, SHARDING_TYPES)
+        for tier in rule.tiers:
+            yield from _one_of(f"planner.constraints.{table}.tiers", tier, TIERS)
+        key = f"planner.constraints.{table}.columns"
+        yield from _at_least(key, rule.columns, 4, "A piece has whole groups of 4 columns.")
+        if rule.columns is not None and rule.columns % 4:
+            yield _finding(key, rule.columns, "a multiple of 4", "FBGEMM's kernels read rows in groups of 4 floats.")
+    if planner.constraints and planner.name == "torchrec":
+        tables = ", ".join(planner.constraints)
+        yield _finding("planner.constraints", tables, "none with planner.name=torchrec", "They belong to the others.")
 
 
 def _consistency(cfg: RunConfig) -> Iterator[str]:
@@ -218,6 +246,22 @@ def _cluster(cfg: RunConfig) -> Iterator[str]:
             "0 with consistency.mode=bsp",
             "TorchRec shards tables over the workers themselves; servers own the rows of consistency=het, ssp and asp.",
         )
+    yield from _machines(cfg.cluster)
+
+
+def _machines(cluster: ClusterConfig) -> Iterator[str]:
+    if cluster.device is not None:
+        yield from _one_of("cluster.device", cluster.device, ("cuda", "cpu"))
+    for key in ("nodes", "gpus_per_node"):
+        yield from _at_least(f"cluster.{key}", getattr(cluster, key), 1)
+        yield from _at_most(f"cluster.{key}", getattr(cluster, key), 65_536)
+    yield from _positive("cluster.hbm_gib", cluster.hbm_gib, "cluster.device=cpu plans without.")
+    yield from _positive("cluster.ddr_gib", cluster.ddr_gib)
+    for key in ("hbm_gb_s", "ddr_gb_s", "host_link_gb_s", "intra_gb_s", "inter_gb_s"):
+        yield from _positive(f"cluster.{key}", getattr(cluster, key), "It is in 10^9 bytes a second.")
+    yield from _at_least("cluster.latency_us", cluster.latency_us, 0)
+    if not 0 <= cluster.reserve < 1:
+        yield _finding("cluster.reserve", cluster.reserve, "a share of the memory, at least 0 and below 1")
 
 
 def _comms(cfg: RunConfig) -> Iterator[str]:

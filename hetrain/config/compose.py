@@ -17,7 +17,7 @@ from hetrain.errors import ConfigError
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-GROUPS = ("data", "model", "optimizer", "planner", "consistency", "comms", "launch")
+GROUPS = ("data", "model", "optimizer", "planner", "cluster", "consistency", "comms", "launch")
 EXPERIMENT = "experiment"
 STRUCTURED = re.compile(  # values that the grammar must read: lists, mappings, quoted text, functions
     r"[\[{'\"]|(choice|range|interval|glob|sort|shuffle|tag|extend_list|int|float|str|bool|json_str)\("

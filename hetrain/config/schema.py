@@ -84,12 +84,28 @@ class OptimizerConfig:
 
 
 @dataclass
+class ConstraintConfig:
+    """What one table may become; null and an empty list leave it to the planner."""
+
+    sharding_types: list[str] = field(default_factory=list)  # one of them, as in planner.sharding_types
+    tiers: list[str] = field(default_factory=list)  # hbm | cached | ddr
+    columns: int | None = None  # of each column piece
+
+
+@dataclass
 class PlannerConfig:
     """Where rows live. ``sharding_types`` limits what the planner may choose from."""
 
-    name: str = "torchrec"
-    sharding_types: list[str] = field(default_factory=lambda: ["data_parallel", "table_wise", "row_wise"])
-    memory_gib: float | None = None  # per rank; null: the device's own
+    name: str = "torchrec"  # torchrec | hierarchical | round_robin | memory_balanced | memory_optimized
+    # null: all that the engine and the row optimizer can train
+    sharding_types: list[str] | None = field(default_factory=lambda: ["data_parallel", "table_wise", "row_wise"])
+    memory_gib: float | None = None  # GiB per rank for tables; null: the device's own, less what else is needed
+    data_parallel_threshold: int | None = None  # elements (rows x dim): tables up to it are replicated
+    column_slice_threshold: int | None = None  # elements: tables above it are cut by columns
+    row_slice_threshold: int | None = None  # elements: tables from it on are cut by rows over all ranks
+    tiers: list[str] | None = None  # memories that may hold rows: hbm | cached (ddr, with a cache in hbm) | ddr
+    constraints: dict[str, ConstraintConfig] = field(default_factory=dict)  # '{C3: {sharding_types: [row_wise]}}'
+    plan: str | None = None  # a plan.json to train by; null: one is made, as the other keys say
 
 
 @dataclass
@@ -141,9 +157,35 @@ class CommsConfig:
 
 @dataclass
 class ClusterConfig:
-    """Processes that only own embedding rows (``het``, ``ssp``, ``asp``), beside the workers, which then own none."""
+    """The machines that a plan is for, which need not exist; and a run's processes that only own embedding rows.
 
-    servers: int = 0  # the run's last processes, which compute nothing; 0: rows live on the workers
+    What is null is taken from ``profile``, where there is one, or from this machine.
+    """
+
+    servers: int = 0  # het, ssp, asp: the run's last processes, which compute nothing; 0: rows live on the workers
+    device: str | None = None  # cuda | cpu; null: what this machine has
+    nodes: int | None = None  # machines; null: 1. `train` refuses other than it runs on
+    gpus_per_node: int | None = None  # ranks of each, also without GPUs; null: launch.nproc, or one per GPU, else 2
+    hbm_gib: float | None = None  # GiB of one GPU's memory
+    ddr_gib: float | None = None  # GiB of one machine's memory, which its ranks share
+    reserve: float = 0.15  # share of both that tables must leave: dense part, libraries, activations
+    hbm_gb_s: float | None = None  # GB/s that one rank reads of its GPU's memory
+    ddr_gb_s: float | None = None  # GB/s that one rank reads of its machine's memory
+    host_link_gb_s: float | None = None  # GB/s between a GPU and its machine's memory
+    intra_gb_s: float | None = None  # GB/s that one rank sends to others of its machine
+    inter_gb_s: float | None = None  # GB/s that one rank sends to other machines
+    latency_us: float | None = None  # microseconds of one message
+    profile: str | None = None  # measured speeds: the file that `hetrain plan --calibrate` wrote
+
+
+@dataclass
+class PlanConfig:
+    """What ``hetrain plan`` plans and where it writes."""
+
+    # .json, .csv or .yaml with name, rows, dim, pooling of every table, or the name of a shipped list (merlin_tiny);
+    # null: the tables of the data and the model
+    tables: str | None = None
+    out: str | None = None  # folder for plan.json and plan.html; null: plans/WHAT_TIME
 
 
 @dataclass
@@ -217,6 +259,7 @@ class RunConfig:
     model: dict[str, Any] = field(default_factory=dict)  # _target_ and its keyword arguments
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     consistency: ConsistencyConfig = field(default_factory=ConsistencyConfig)
     comms: CommsConfig = field(default_factory=CommsConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

@@ -12,15 +12,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hetrain.config import DataConfig
+from hetrain.config import DataConfig, SampleConfig
 from hetrain.config.schema_keys import flatten
 from hetrain.data.folder import PartWriter, locked, partial_folder
-from hetrain.data.hidden import HiddenModel, random_stream
+from hetrain.data.hidden import CARDINALITIES, HiddenModel, random_stream
 from hetrain.data.hold import hold, unread
 from hetrain.data.schema import (
     LABEL,
     SCHEMA_FILE,
     SPLITS,
+    STATS_FILES,
     DatasetSchema,
     SparseColumn,
     is_prepared,
@@ -63,6 +64,11 @@ def ensure_sample(cfg: DataConfig, keep: bool = False) -> bool:
 def made_from(cfg: DataConfig) -> dict[str, Any]:
     """What decides the rows of the sample, as its schema.json keeps it."""
     return {"kind": "sample", "version": VERSION, "sample": asdict(cfg.sample), "split": asdict(cfg.split)}
+
+
+def sample_columns(cfg: SampleConfig) -> tuple[SparseColumn, ...]:
+    """The sparse columns that a sample of these settings has, which need not be there."""
+    return tuple(SparseColumn(f"C{i + 1}", rows) for i, rows in enumerate(cfg.cardinalities or CARDINALITIES))
 
 
 def check_sample(cfg: DataConfig) -> None:
@@ -123,7 +129,7 @@ def _make(cfg: DataConfig, path: Path, wanted: dict[str, Any]) -> None:
 def _check_replaceable(path: Path, wanted: dict[str, Any], free: bool) -> None:
     if not is_prepared(path):
         return
-    added = sorted({entry.name for entry in path.iterdir()} - {SCHEMA_FILE, *SPLITS})
+    added = sorted({entry.name for entry in path.iterdir()} - {SCHEMA_FILE, *STATS_FILES, *SPLITS})
     if not free or added:
         why = f"other files were added to it ({', '.join(added)})" if free else "a running command reads it"
         raise DataError(
@@ -150,7 +156,8 @@ def _generate(cfg: DataConfig, work: Path, wanted: dict[str, Any]) -> None:
     bounds = split_bounds(cfg.split, cfg.sample.rows)
     model = HiddenModel(cfg.sample)
     dense = tuple(f"I{i + 1}" for i in range(cfg.sample.dense))
-    names = tuple(f"C{i + 1}" for i in range(len(model.rows)))
+    sparse = sample_columns(cfg.sample)
+    names = tuple(column.name for column in sparse)
     writers = {name: PartWriter(work / name / "part-00000.parquet") for name in bounds}
     aucs = {name: _Auc() for name in bounds}
     for chunk in range(-(-bounds["test"][1] // _CHUNK)):
@@ -175,7 +182,6 @@ def _generate(cfg: DataConfig, work: Path, wanted: dict[str, Any]) -> None:
         "rows_per_s": sum(rows.values()) / seconds,
     }
     best = {name: auc.value() for name, auc in aucs.items() if rows[name]}
-    sparse = tuple(SparseColumn(name, k) for name, k in zip(names, model.rows, strict=True))
     save_schema(work, DatasetSchema(dense, sparse, rows, best, wanted, report))
 
 

@@ -18,6 +18,7 @@ SPLITS = ("train", "validation", "test")
 LABEL = "label"
 MOST_ROWS = 1 << 40  # of a table: offsets of tables then stay far inside of int64
 SCHEMA_FILE = "schema.json"
+STATS_FILES = ("stats.json", "stats.html")  # what `hetrain stats` leaves beside it, and can make again
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,12 @@ class StepOutput:
 
 @dataclass
 class TablePiece:
-    """Rows `first_row .. first_row + n` of one table, as views of the engine's own memory."""
+    """Rows `first_row .. + n` and columns `first_column .. + D` of one table, as views of the engine's own memory."""
 
     first_row: int
-    value: Tensor  # [n, D] float32
-    optimizer: dict[str, Tensor]  # name -> [n] or [n, D] float32
+    value: Tensor  # [n, D] float32, D below the table's where it is cut by columns
+    optimizer: dict[str, Tensor]  # name -> [n] or [n, D] float32; [n] of whole rows only
+    first_column: int = 0
 
 
 @dataclass

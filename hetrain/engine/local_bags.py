@@ -64,8 +64,8 @@ class LocalBags(nn.Module):
         self._learning_rate = optimizer.lr
         index = {t.name: i for i, t in enumerate(tables)}
         for g in self._groups:
-            for table, weight in zip(g.tables, g.kernel.split_embedding_weights(), strict=True):
-                fill(weight, seed, index[table.name], 0, table.init_bound)
+            for table, piece in zip(g.tables, _whole_tables(g), strict=True):
+                fill(piece, seed, index[table.name], table.init_bound)
 
     def forward(self, sparse: KeyedJaggedTensor) -> KeyedTensor:
         """The sum of every bag's rows; an empty bag gives zeros."""
@@ -104,14 +104,16 @@ class LocalBags(nn.Module):
     def pieces(self) -> dict[str, list[TablePiece]]:
         """Every table's rows and optimizer state, as views."""
         return {
-            table.name: [piece]
-            for g in self._groups
-            for table, piece in zip(g.tables, fused_pieces(g.kernel, [0] * len(g.tables)), strict=True)
+            table.name: [piece] for g in self._groups for table, piece in zip(g.tables, _whole_tables(g), strict=True)
         }
 
     def take_wait_s(self) -> float:
         """Seconds waited for other ranks: none."""
         return 0.0
+
+
+def _whole_tables(group: _Group) -> list[TablePiece]:
+    return fused_pieces(group.kernel, [(0, 0)] * len(group.tables))
 
 
 def _look_up(group: _Group, sparse: KeyedJaggedTensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Embedding bags sharded over ranks by TorchRec, with the exchange of the next batch's ids started early."""
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding
-from torchrec.distributed.types import ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from hetrain.comms.dense import DenseReducer
@@ -21,9 +21,12 @@ from hetrain.comms.pooled_codec import PooledCodec
 from hetrain.comms.pooled_dists import exchange_with
 from hetrain.engine import TablePiece
 from hetrain.engine.counted import Counter
+from hetrain.engine.nodes import RANKS_OF_NODE, nodes_of
 from hetrain.engine.replicated import ReplicatedTables
 from hetrain.engine.table_memory import fill, fused_pieces
 from hetrain.optim import RowOptimizer
+from hetrain.planner.plan import Plan
+from hetrain.planner.torchrec_plan import sharding_plan_of
 from hetrain.planner.torchrec_planner import BagSharder, meta_bags
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
@@ -41,7 +44,7 @@ class ShardedBags(nn.Module):
     def __init__(
         self,
         tables: Sequence[Table],
-        plan: ShardingPlan,
+        plan: Plan,
         optimizer: RowOptimizer,
         device: torch.device,
         seed: int,
@@ -72,11 +75,11 @@ class ShardedBags(nn.Module):
         index = {t.name: i for i, t in enumerate(tables)}
         for name, pieces in self.pieces().items():
             for piece in pieces:
-                fill(piece.value, seed, index[name], piece.first_row, tables[index[name]].init_bound)
+                fill(piece, seed, index[name], tables[index[name]].init_bound)
 
     def _adopt_lookups(self, optimizer: RowOptimizer, traffic: Traffic, dense_comms: DenseComms) -> None:
         """Fused kernels are ready; replicated tables need a summing hook and an optimizer."""
-        self._fused: list[tuple[Any, list[str], list[int]]] = []  # kernel, its tables, their first rows
+        self._fused: list[tuple[Any, list[str], list[tuple[int, int]]]] = []  # kernel, its tables, first row and column
         for sharding, lookup in zip(self._bags._embedding_shardings, self._bags._lookups, strict=True):
             if isinstance(sharding, DpPooledEmbeddingSharding):
                 lookup.broadcast_buffers = False  # a broadcast per step of what never changes
@@ -90,8 +93,8 @@ class ShardedBags(nn.Module):
                 continue
             for bags in lookup._emb_modules:
                 held = bags._config.embedding_tables
-                first_rows = [t.local_metadata.shard_offsets[0] for t in held]
-                self._fused.append((bags.emb_module, [t.name for t in held], first_rows))
+                offsets = [(t.local_metadata.shard_offsets[0], t.local_metadata.shard_offsets[1]) for t in held]
+                self._fused.append((bags.emb_module, [t.name for t in held], offsets))
 
     @property
     def _bags(self) -> ShardedEmbeddingBagCollection:
@@ -151,8 +154,8 @@ class ShardedBags(nn.Module):
     def pieces(self) -> dict[str, list[TablePiece]]:
         """This rank's rows and optimizer state, as views; replicated tables whole."""
         pieces: dict[str, list[TablePiece]] = {}
-        for kernel, names, first_rows in self._fused:
-            for name, piece in zip(names, fused_pieces(kernel, first_rows), strict=True):
+        for kernel, names, offsets in self._fused:
+            for name, piece in zip(names, fused_pieces(kernel, offsets), strict=True):
                 pieces.setdefault(name, []).append(piece)
         for tables in self._replicated:
             pieces.update({name: [piece] for name, piece in tables.pieces().items()})
@@ -196,7 +199,7 @@ class _Exchange:
 
 
 def _shard(
-    tables: Sequence[Table], plan: ShardingPlan, optimizer: RowOptimizer, device: torch.device
+    tables: Sequence[Table], plan: Plan, optimizer: RowOptimizer, device: torch.device
 ) -> ShardedEmbeddingBagCollection:
     sharder = BagSharder(
         fused_params={
@@ -207,15 +210,16 @@ def _shard(
             "bounds_check_mode": BoundsCheckMode.NONE,  # the reader has checked every id
         }
     )
-    (module_plan,) = plan.plan.values()
-    wrapped = DistributedModelParallel(
-        module=meta_bags(tables),
-        device=device,
-        plan=ShardingPlan({"": module_plan}),
-        sharders=[sharder],
-        init_data_parallel=False,
-        init_parameters=False,
-    )
+    ranks_per_host = int(os.environ.get(RANKS_OF_NODE, plan.world_size))
+    with nodes_of(plan.ranks_per_node or plan.world_size):
+        wrapped = DistributedModelParallel(
+            module=meta_bags(tables),
+            device=device,
+            plan=sharding_plan_of(plan, tables, device, ranks_per_host),
+            sharders=[sharder],
+            init_data_parallel=False,
+            init_parameters=False,
+        )
     return wrapped.module
 
 

@@ -13,22 +13,30 @@ STATE = "sum"  # Adagrad's sum of squared gradients: [n, D], or [n] row-wise
 FILL_ROWS = 1 << 18  # ids made at a time
 
 
-def fill(weight: Tensor, seed: int, table_index: int, first_row: int, bound: float) -> None:
-    """Write the initial rows `first_row ..` of a table into `weight` [n, D], whatever the plan."""
+def fill(piece: TablePiece, seed: int, table_index: int, bound: float) -> None:
+    """Write the initial values of a piece of a table, whatever the plan."""
+    weight, before = piece.value, piece.first_column
+    step = FILL_ROWS if not before else FILL_ROWS // 16  # of rows made whole, up to the piece's last column
     with torch.no_grad():
-        for first in range(0, weight.shape[0], FILL_ROWS):
-            part = weight[first : first + FILL_ROWS]
-            ids = torch.arange(first_row + first, first_row + first + part.shape[0], device=weight.device)
-            fill_initial_rows(part, seed, table_index, ids, bound)
+        for first in range(0, weight.shape[0], step):
+            part = weight[first : first + step]
+            row = piece.first_row + first
+            ids = torch.arange(row, row + part.shape[0], device=weight.device)
+            if not before:  # a value depends on its column alone, so that fewer columns are the first of a row
+                fill_initial_rows(part, seed, table_index, ids, bound)
+                continue
+            rows = weight.new_empty(part.shape[0], before + part.shape[1])
+            fill_initial_rows(rows, seed, table_index, ids, bound)
+            part.copy_(rows[:, before:])
 
 
-def fused_pieces(kernel: SplitTableBatchedEmbeddingBagsCodegen, first_rows: Sequence[int]) -> list[TablePiece]:
-    """The kernel's tables in its order, as views; SGD has no state."""
+def fused_pieces(kernel: SplitTableBatchedEmbeddingBagsCodegen, offsets: Sequence[tuple[int, int]]) -> list[TablePiece]:
+    """The kernel's tables in its order, as views; SGD has no state. `offsets`: each one's first row and column."""
     weights = kernel.split_embedding_weights()
     states: Sequence[Sequence[Tensor]] = [()] * len(weights)
     if not kernel.optimizer.name.endswith("SGD"):
         states = kernel.split_optimizer_states()
     return [
-        TablePiece(first, weight.detach(), {STATE: state[0].detach()} if state else {})
-        for first, weight, state in zip(first_rows, weights, states, strict=True)
+        TablePiece(row, weight.detach(), {STATE: state[0].detach()} if state else {}, column)
+        for (row, column), weight, state in zip(offsets, weights, states, strict=True)
     ]

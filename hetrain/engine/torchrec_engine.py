@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torchrec.distributed.types import ShardingPlan
 
 from hetrain.comms.dense import DenseReducer, wrap_dense
 from hetrain.comms.dense_exchange import DenseComms
@@ -22,7 +21,8 @@ from hetrain.engine.sharded_bags import ShardedBags
 from hetrain.engine.step_output import step_output
 from hetrain.errors import ConfigError
 from hetrain.optim import RowOptimizer, Schedule
-from hetrain.planner.torchrec_planner import plan_of
+from hetrain.planner.plan import Plan
+from hetrain.planner.torchrec_plan import check_row_optimizer
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
 
@@ -38,7 +38,7 @@ class TorchRecEngine:
         self,
         make_model: Callable[[nn.Module], nn.Module],
         tables: Sequence[Table],
-        plan: ShardingPlan,
+        plan: Plan,
         row_optimizer: RowOptimizer,
         dense_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
         schedule: Schedule,
@@ -54,7 +54,7 @@ class TorchRecEngine:
         Args:
             make_model: the model over its bags; draws its dense weights from torch's generator.
             tables: all tables, in model order.
-            plan: TorchRec's plan; equal on all ranks, else ConfigError.
+            plan: of engine torchrec, for this world size; equal on all ranks, else ConfigError.
             row_optimizer: trains the rows, in whatever way they are sharded.
             dense_optimizer: makes the optimizer of the dense parameters.
             schedule: factor of both learning rates per step.
@@ -66,11 +66,12 @@ class TorchRecEngine:
             pooled_comms: how pooled embeddings and their gradients travel; None: as they are.
         """
         world_size = dist.get_world_size() if dist.is_initialized() else 1
-        self._plan = plan_of(plan, tables, world_size)
+        self._plan = plan
         pooled_comms = pooled_comms or PooledComms()
         self._exact_steps = pooled_comms.exact_steps
         self._origin = Origin(seed, row_optimizer.name, tables)
-        self._plan.check(tables)
+        plan.check(tables)
+        check_row_optimizer(plan, tables, row_optimizer.name)
         self._bags: LocalBags | ShardedBags
         if world_size == 1:
             self._bags = LocalBags(tables, row_optimizer, device, seed)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hetrain.config import LaunchConfig
+from hetrain.config import ClusterConfig, LaunchConfig
 from hetrain.errors import ConfigError
 from hetrain.roles import Roles
 
@@ -84,6 +84,24 @@ def check_slow_ranks(launch: LaunchConfig, roles: Roles) -> None:
         raise ConfigError(
             f"launch.slow_ranks={launch.slow_ranks}: expected ranks of workers, which are 0 to {roles.workers - 1} in "
             f"this run. Leave {wrong[0]} out, or raise launch.nproc."
+        )
+
+
+def check_machines(cluster: ClusterConfig, roles: Roles) -> None:
+    """ConfigError when cluster.nodes and cluster.gpus_per_node, which `hetrain plan` needs, are not those of this run.
+
+    Either may be null. They group the workers: 2 x 2 may also be one machine's four processes.
+    """
+    nodes, ranks = cluster.nodes, cluster.gpus_per_node
+    key, value = ("cluster.gpus_per_node", ranks) if nodes is None else ("cluster.nodes", nodes)
+    if value is None:
+        return
+    fits = roles.workers == nodes * ranks if nodes and ranks else roles.workers % value == 0
+    if not fits:
+        asked = f"cluster.nodes={nodes} x cluster.gpus_per_node={ranks}" if nodes and ranks else f"{key}={value}"
+        raise ConfigError(
+            f"{asked}: expected the machines of this run, which has {roles.workers} workers.\n"
+            "  `hetrain plan` plans for any machines; leave both out to train on these, or set launch.nproc."
         )
 
 

@@ -18,7 +18,13 @@ from hetrain.errors import ConfigError
 from hetrain.launch import failures
 from hetrain.launch.job import Job
 from hetrain.launch.job_folder import job_folder
-from hetrain.launch.rank_environment import RankEnvironment, check_room, check_slow_ranks, read_environment
+from hetrain.launch.rank_environment import (
+    RankEnvironment,
+    check_machines,
+    check_room,
+    check_slow_ranks,
+    read_environment,
+)
 from hetrain.launch.restart import Restarts
 from hetrain.roles import Roles
 from hetrain.stop_signals import catch, restore
@@ -80,6 +86,7 @@ def _local(job: Job, worker: Worker) -> int:
         raise no_cuda_device()
     if job.verb == "train":
         check_slow_ranks(job.config.launch, roles)
+        check_machines(job.config.cluster, roles)
     with job_folder() as name, _stop_forwarded(Path(name)) as stopped:
         settings = _settings(roles.world_size, Path(name), "forkserver" if cpu else "spawn")
         restarts = Restarts(job)

@@ -12,7 +12,13 @@ from hetrain.launch import failures
 from hetrain.launch.job import Job
 from hetrain.launch.orphans import end_with_parent
 from hetrain.launch.quiet import quiet_third_parties, show_our_own
-from hetrain.launch.rank_environment import RankEnvironment, check_slow_ranks, read_environment, roles_of
+from hetrain.launch.rank_environment import (
+    RankEnvironment,
+    check_machines,
+    check_slow_ranks,
+    read_environment,
+    roles_of,
+)
 from hetrain.launch.start import STOP_FILE
 
 
@@ -51,13 +57,19 @@ def perform(job: Job, environment: RankEnvironment) -> int:
     check_versions()
     check_model(job.config.model)
     if job.verb == "train":
-        check_slow_ranks(job.config.launch, roles_of(environment, job.config.cluster.servers))
+        roles = roles_of(environment, job.config.cluster.servers)
+        check_slow_ranks(job.config.launch, roles)
+        check_machines(job.config.cluster, roles)
     with process_group(job.config.launch, environment, job.config.cluster.servers) as (ranks, device):
         job = ranks.gather(job)[0]  # rank 0's: ranks started apart may have chosen different run names
         if job.verb == "train":
             reason = build.build(job.config, ranks, device, job.restarts).run()["stop_reason"]
             return int(signal.Signals[reason]) if reason.startswith("SIG") else 0
-        if job.verb == "eval":
+        if job.verb == "calibrate":
+            from hetrain.planner.calibrate import calibrate
+
+            calibrate(ranks, device, Path(job.options["out"]))
+        elif job.verb == "eval":
             build.evaluate_run(job.config, job.options, ranks, device)
         else:
             build.predict_run(job.config, job.options, ranks, device)

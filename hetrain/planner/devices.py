@@ -2,13 +2,13 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from hetrain.planner.host_memory import host_memory
+
 GIB = 1 << 30
 USABLE = 0.85  # share of a rank's memory that tables may take: the rest is for the dense part, batches and buffers
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 # GB/s. A rank on a CPU shares its host's memory channels; between processes of one host gloo moves about 1 GB/s
 # (measured, loopback); 10 GbE is a common link between CPU hosts. For GPUs: NVLink and 100 Gbit, as TorchRec assumes.
@@ -39,17 +39,7 @@ def device_set(world_size: int, device: torch.device, memory_gib: float | None) 
         memory = torch.cuda.get_device_properties(device).total_memory if memory_gib is None else 0
         bandwidths = (GPU_MEMORY, GPU_INTRA_HOST, GPU_INTER_HOST)
     else:
-        memory = _host_memory() // local if memory_gib is None else 0
+        memory = host_memory() // local if memory_gib is None else 0
         bandwidths = (CPU_MEMORY, CPU_INTRA_HOST, CPU_INTER_HOST)
     usable = int(memory * USABLE) if memory_gib is None else int(memory_gib * GIB)
     return DeviceSet(device.type, world_size, local, usable, *bandwidths)
-
-
-def _host_memory() -> int:
-    """Bytes of this host, or of the container it is confined to."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for name in CGROUP_LIMITS:
-        path = Path(name)
-        if path.exists() and (text := path.read_text().strip()).isdigit():
-            return min(total, int(text))
-    return total

@@ -127,7 +127,14 @@ MESSAGES = {
     "comms.name=fp8": "comms.name=fp8: expected one of none, fp16, bf16, int8, dct.",
     "comms.rows=fp16": "comms.rows=fp16: consistency.mode=bsp has no such path. Set comms.pooled_forward or",
     "comms.dct.max_age=0": "comms.dct.max_age=0: expected at least 1.",
-    "planner.name=hierarchical": "planner.name=hierarchical: expected one of torchrec. hierarchical is not there yet.",
+    "planner.name=greedy": "planner.name=greedy: expected one of torchrec, hierarchical, round_robin, memory_balanced,",
+    "planner.column_slice_threshold=9": "planner.column_slice_threshold=9: expected null with planner.name=torchrec.",
+    "planner.tiers=[ddr]": "planner.tiers=['ddr']: expected null with planner.name=torchrec. It belongs to the others.",
+    "planner.constraints={C1: {columns: 8}}": "planner.constraints=C1: expected none with planner.name=torchrec.",
+    "cluster.nodes=0": "cluster.nodes=0: expected at least 1.",
+    "cluster.device=tpu": "cluster.device=tpu: expected one of cuda, cpu.",
+    "cluster.intra_gb_s=0": "cluster.intra_gb_s=0.0: expected a number above 0.",
+    "cluster.reserve=1": "cluster.reserve=1.0: expected a share of the memory,",
     "planner.sharding_types=[rows]": "planner.sharding_types=rows: expected one of data_parallel,",
     "planner.sharding_types=[]": "planner.sharding_types=[]: expected at least one of",
     "model.embedding_dim=6": "model.embedding_dim=6: expected a positive multiple of 4.",
@@ -173,6 +180,12 @@ def test_pairs_that_cannot_be() -> None:
         "consistency=het", "optimizer.rows.name=adam"
     )
     assert "The store holds whole rows" in refused("consistency=het", "planner.sharding_types=[column_wise]")
+    assert "planner.tiers=disk: expected one of hbm, cached, ddr." in refused(
+        "planner=hierarchical", "planner.tiers=[disk]"
+    )
+    wrong = refused("planner=hierarchical", "planner.constraints={C1: {columns: 6, tiers: [ssd]}}")
+    assert "planner.constraints.C1.columns=6: expected a multiple of 4." in wrong
+    assert "planner.constraints.C1.tiers=ssd: expected one of hbm, cached, ddr." in wrong
     assert "store.device=cuda: expected cpu" in refused("store.device=cuda", "launch.device=cpu")
     served = ("consistency=het", "cluster.servers=2")
     assert composed(*served).cluster.servers == 2

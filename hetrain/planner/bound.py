@@ -1,0 +1,150 @@
+"""A lower bound on the slowest rank of any plan, memory included.
+
+Suppose a plan with a slowest rank of T milliseconds, of which every rank spends A on what all ranks do. Its other parts
+are packed into `capacity` = T - A of each rank. For a function f of a part's share of the capacity that never adds up
+to more than 1 on a rank, the sum of f over all parts is at most the number of ranks. With f the share itself this says
+that the mean is not above T; other such functions (dual feasible functions, as bin packing knows them) also see that
+two parts of more than half do not fit together. Where the least sum, under limits on A and on the memory of the mean
+rank, is larger for every A, there is no such plan: T is a bound.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetrain.planner.menu import Floats, Menu
+from hetrain.planner.relax import Limit, Relaxed, relax
+
+TIGHT = 1e-3  # relative: how finely T and A are searched
+MOST_SPLITS = 400  # of the interval of A
+Share = Callable[[Floats], Floats]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """`ms`: no plan is faster; `reason` in words; `feasible`: whether memory could suffice at all."""
+
+    ms: float
+    reason: str
+    feasible: bool
+
+
+def mean(x: Floats) -> Floats:
+    """A part's share itself."""
+    return x
+
+
+def shares() -> Iterator[tuple[str, Share]]:
+    """Dual feasible functions of a part's share of a rank: they add up to at most 1 where the shares do."""
+    yield "the mean over the ranks", mean
+    for k in range(1, 21):
+        yield f"at most {k} parts above 1/{k + 1} of a rank's time fit on it", _rounded(k)
+    for least in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45):
+        yield (
+            f"parts above {1 - least:.0%} of a rank's time leave no room for others above {least:.0%}",
+            _cleared(least),
+        )
+
+
+def _rounded(k: int) -> Share:
+    def share(x: Floats) -> Floats:
+        scaled = x * (k + 1)
+        whole = np.round(scaled)
+        exact = np.abs(scaled - whole) < 1e-9
+        return np.where(exact, x, np.floor(scaled) / k)
+
+    return share
+
+
+def _cleared(least: float) -> Share:
+    def share(x: Floats) -> Floats:
+        return np.where(x > 1 - least, 1.0, np.where(x < least, 0.0, x))
+
+    return share
+
+
+class Packing:
+    """The relaxed packing problem of one menu."""
+
+    def __init__(self, menu: Menu) -> None:
+        self.menu = menu
+        cluster = menu.cluster
+        self.memory = (Limit(menu.hbm, float(cluster.hbm_bytes)), Limit(menu.ddr, float(cluster.ddr_bytes)))
+        self.least_everywhere = float(menu.copies @ _allowed(menu.everywhere, menu).min(1))
+        self.shares = list(shares())
+
+    def pack(self, share: Share, slowest: float, low: float, high: float) -> Relaxed:
+        """Least share of the ranks taken by parts in `slowest` ms, where every rank spends `low` to `high` on all."""
+        menu = self.menu
+        capacity = max(slowest - low, 1e-12)
+        part = menu.largest / capacity
+        values = (menu.largest * menu.ranks + menu.everywhere) / slowest if share is mean else share(part) * menu.ranks
+        values[~menu.there | (part > 1 + 1e-12)] = np.inf
+        return relax(values, (Limit(menu.everywhere, high), *self.memory), menu.copies)
+
+    def refuted(self, slowest: float, low: float, high: float) -> str:
+        """Why no plan of `slowest` ms spends `low` to `high` on what all ranks do; empty where none is found."""
+        for at, (reason, share) in enumerate(self.shares):
+            if self.pack(share, slowest, low, high).value > 1 + 1e-9:
+                self.shares.insert(0, self.shares.pop(at))  # it will most likely say so of the next one, too
+                return reason
+        return ""
+
+
+def _allowed(values: Floats, menu: Menu) -> Floats:
+    return np.where(menu.there, values, np.inf)
+
+
+def lower_bound(menu: Menu) -> Bound:
+    """The largest T found that no plan can stay below."""
+    if lack := memory_lack(menu):
+        return Bound(float("inf"), lack, False)
+    packing = Packing(menu)
+    low = high = max(packing.least_everywhere, 1e-9)
+    reason = "what every rank does"
+    while why := _impossible(packing, high):
+        low, high, reason = high, high * 2, why
+    while high - low > TIGHT * high:
+        middle = (low + high) / 2
+        if why := _impossible(packing, middle):
+            low, reason = middle, why
+        else:
+            high = middle
+    return Bound(low, reason + _binding(packing, low), True)
+
+
+def _impossible(packing: Packing, slowest: float) -> str:
+    """Why no plan has a slowest rank of `slowest` ms, or empty. The interval of A is halved where it is not refuted."""
+    reason = ""
+    waiting = [(packing.least_everywhere, slowest)]
+    for _ in range(MOST_SPLITS):
+        low, high = waiting.pop()
+        if low >= slowest:
+            reason = reason or "what every rank does"
+        elif why := packing.refuted(slowest, low, high):
+            reason = why
+        elif high - low < TIGHT * slowest:
+            return ""
+        else:
+            middle = (low + high) / 2
+            waiting += [(middle, high), (low, middle)]
+        if not waiting:
+            return reason
+    return ""
+
+
+def _binding(packing: Packing, slowest: float) -> str:
+    prices = packing.pack(mean, slowest, packing.least_everywhere, slowest).prices
+    tight = [name for name, price in zip(("devices", "hosts"), prices[1:], strict=True) if price > 0]
+    return f", within the memory of the {' and '.join(tight)}" if tight else ""
+
+
+def memory_lack(menu: Menu) -> str:
+    """Why not even the leanest cuts fit together, or an empty string."""
+    cluster = menu.cluster
+    for name, used, there in (("hbm", menu.hbm, cluster.hbm_bytes), ("ddr", menu.ddr, cluster.ddr_bytes)):
+        least = float(menu.copies @ _allowed(used, menu).min(1))
+        if least > there:
+            return f"the leanest cuts need {least / 2**30:.2f} GiB of {name} on the mean rank of {there / 2**30:.2f}"
+    return ""

@@ -1,0 +1,102 @@
+"""The cluster that a config describes: its own numbers, else a measured profile's, else this machine's. No torch."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetrain.config import ClusterConfig
+from hetrain.errors import ConfigError
+from hetrain.planner.cluster import GIB, Cluster
+from hetrain.planner.host_memory import host_memory
+
+PROFILE = Path("plans") / "profile.json"  # where `hetrain plan --calibrate` writes, and what is read when it is there
+SPEEDS = ("hbm_gb_s", "ddr_gb_s", "host_link_gb_s", "intra_gb_s", "inter_gb_s", "latency_us")
+# GB/s and microseconds of common machines. A rank on a CPU shares its host's memory channels, and between processes of
+# one host gloo moves about 1 GB/s; for GPUs the speeds that TorchRec takes for granted.
+USUAL = {
+    "cpu": dict(zip(SPEEDS, (0.0, 10.0, 1.0, 1.0, 1.25, 60.0), strict=True)),
+    "cuda": dict(zip(SPEEDS, (897.0, 51.0, 32.0, 600.0, 12.5, 20.0), strict=True)),
+}
+USED = {"cpu": ("ddr_gb_s", "intra_gb_s", "inter_gb_s", "latency_us"), "cuda": SPEEDS}
+NVIDIA = Path("/proc/driver/nvidia/gpus")  # one folder per GPU
+LOCAL_RANKS = 2  # of a machine without GPUs
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The cluster, and where its numbers come from, in words."""
+
+    cluster: Cluster
+    speeds_from: str
+
+
+def machines_of(cfg: ClusterConfig, memory_gib: float | None = None, nproc: int | None = None) -> Machines:
+    """The cluster of `cfg`.
+
+    memory_gib: `planner.memory_gib`, what tables may take of a rank's own memory whatever it has.
+    nproc: `launch.nproc`, the ranks of a machine where `cfg` does not say.
+    Raises ConfigError when a number is needed that neither `cfg` nor this machine gives.
+    """
+    gpus = len(list(NVIDIA.iterdir())) if NVIDIA.is_dir() else 0
+    device = cfg.device or ("cuda" if gpus else "cpu")
+    ranks = cfg.gpus_per_node or nproc or (gpus if device == "cuda" else 0) or LOCAL_RANKS
+    speeds, source = _speeds(cfg, device)
+    own = None if memory_gib is None else int(memory_gib * GIB)
+    ddr = GIB * cfg.ddr_gib if cfg.ddr_gib is not None else host_memory()
+    share = int(ddr * (1 - cfg.reserve)) // ranks
+    if device == "cpu":
+        hbm, share = 0, share if own is None else own
+    else:
+        hbm = own if own is not None else int(_hbm_gib(cfg) * (1 - cfg.reserve) * GIB)
+    return Machines(Cluster(device, cfg.nodes or 1, ranks, hbm, share, **speeds), source)
+
+
+def _hbm_gib(cfg: ClusterConfig) -> float:
+    if cfg.hbm_gib is not None:
+        return cfg.hbm_gib
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "cluster.hbm_gib=null: expected GiB of a GPU's memory with cluster.device=cuda, as this machine has no GPU "
+            "to ask. Set it, or take a preset, as in cluster=dgx_a100."
+        )
+    return float(torch.cuda.get_device_properties(0).total_memory) / GIB
+
+
+def _speeds(cfg: ClusterConfig, device: str) -> tuple[dict[str, float], str]:
+    """All speeds, and where they come from. A profile in its usual place is of this machine, so of no preset."""
+    given = {key: getattr(cfg, key) for key in SPEEDS if getattr(cfg, key) is not None}
+    here = not given and cfg.device is None and PROFILE.is_file()
+    file = Path(cfg.profile) if cfg.profile is not None else PROFILE if here else None
+    measured = {} if file is None else read_profile(file, device, cfg.nodes or 1)
+    speeds = {**USUAL[device], **measured, **given}
+    speeds["hbm_gb_s"] = speeds["hbm_gb_s"] or speeds["ddr_gb_s"]  # never used on a CPU
+    sources = [name for name, there in ((str(file), measured), ("the config", given)) if there]
+    if not measured and not set(USED[device]) <= given.keys():
+        sources.append("common machines of the kind")
+    return speeds, " and ".join(sources)
+
+
+def read_profile(file: Path, device: str, nodes: int) -> dict[str, float]:
+    """The speeds in a profile of `hetrain plan --calibrate`; ConfigError when it is none, or of another device.
+
+    One machine has not measured the speed between machines: for more of them it is left out.
+    """
+    remedy = "Measure again with `hetrain plan --calibrate`, or leave cluster.profile out."
+    try:
+        held: dict[str, Any] = json.loads(file.read_text())
+        speeds = {key: float(value) for key, value in held["speeds"].items() if key in SPEEDS}
+        measured_on, measured_nodes = str(held["device"]), int(held["nodes"])
+    except OSError as error:
+        raise ConfigError(f"cluster.profile={file}: cannot be read ({error.strerror}). {remedy}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"cluster.profile={file}: is no profile of hetrain ({error!r}). {remedy}") from error
+    if measured_on != device:
+        raise ConfigError(
+            f"cluster.profile={file}: was measured on {measured_on}, this cluster's ranks are {device}. {remedy}"
+        )
+    if measured_nodes == 1 and nodes > 1:
+        speeds.pop("inter_gb_s", None)
+    return speeds

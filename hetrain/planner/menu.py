@@ -1,0 +1,101 @@
+"""What every table may become, as arrays: tables that are alike share one row."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrain.errors import ConfigError
+from hetrain.planner.cluster import Cluster
+from hetrain.planner.cut import ALL, Cut
+from hetrain.planner.options import Constraint, Options
+from hetrain.planner.workload import TableLoad
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Prices = Callable[[TableLoad, tuple[str, ...], tuple[str, ...], int | None], list[Cut]]
+
+
+@dataclass(frozen=True)
+class Menu:
+    """Kinds of tables [C] and their cuts [C, O]; `there` says which are, as kinds have fewer than O cuts."""
+
+    loads: tuple[TableLoad, ...]
+    kind_of: Ints  # [tables] row of the arrays
+    copies: Ints  # [C] tables of the kind
+    cuts: tuple[tuple[Cut, ...], ...]  # [C][<= O]
+    there: NDArray[np.bool_]  # [C, O]
+    ranks: Floats  # [C, O] share of the ranks that the parts of a cut load, of those not on every rank
+    everywhere: Floats  # [C, O] ms that it adds to every rank
+    largest: Floats  # [C, O] ms of its largest part that is not on every rank
+    hbm: Floats  # [C, O] bytes that it adds to the mean rank
+    ddr: Floats
+    cluster: Cluster
+
+
+def make_menu(loads: Sequence[TableLoad], cluster: Cluster, prices: Prices, options: Options) -> Menu:
+    """Price every allowed cut of every kind of table; raises ConfigError where a table has none."""
+    kinds: dict[object, int] = {}
+    kind_of, cuts, copies = [], [], []
+    for load in loads:
+        rule = options.constraints.get(load.table.name, Constraint())
+        table = load.table
+        key = (table.rows, table.dim, load.poolings, load.element_bytes, load.state_bytes_per_row, load.skew, rule)
+        if key not in kinds:
+            kinds[key] = len(kinds)
+            cuts.append(tuple(_allowed(load, rule, prices, options)))
+            copies.append(0)
+        kind_of.append(kinds[key])
+        copies[kinds[key]] += 1
+    return Menu(tuple(loads), np.array(kind_of), np.array(copies), tuple(cuts), *_arrays(cuts, cluster), cluster)
+
+
+def _allowed(load: TableLoad, rule: Constraint, prices: Prices, options: Options) -> list[Cut]:
+    kinds = tuple(k for k in options.sharding_types if k in (rule.sharding_types or options.sharding_types))
+    tiers = tuple(t for t in options.tiers if t in (rule.tiers or options.tiers))
+    if not rule.sharding_types:
+        kinds = _by_threshold(load, kinds, options)
+    found = prices(load, kinds, tiers, rule.columns)
+    if not found:
+        raise ConfigError(
+            f"planner: table {load.table.name!r} ({load.table.rows:,} x {load.table.dim}) can be cut by none of "
+            f"{list(kinds)} in {list(tiers)}; (1) add table_wise to planner.sharding_types, (2) take the table out of "
+            "planner.constraints"
+        )
+    return found
+
+
+def _by_threshold(load: TableLoad, kinds: tuple[str, ...], options: Options) -> tuple[str, ...]:
+    """What the user's thresholds leave; a threshold whose sharding types are not allowed says nothing."""
+    small, wide, tall = (
+        options.data_parallel_threshold,
+        options.column_slice_threshold,
+        options.row_slice_threshold,
+    )
+    wanted: set[str] = set()
+    if small is not None:
+        if load.elements <= small:
+            wanted = {"data_parallel"}
+        else:
+            kinds = tuple(k for k in kinds if k != "data_parallel") or kinds
+    if not wanted and tall is not None and load.elements >= tall:
+        wanted = {"row_wise", "table_row_wise", "grid_shard"}
+    if not wanted and wide is not None and load.elements > wide:
+        wanted = {"column_wise", "table_column_wise", "grid_shard"}
+    return tuple(k for k in kinds if k in wanted) or kinds
+
+
+def _arrays(cuts: Sequence[Sequence[Cut]], cluster: Cluster) -> tuple[NDArray[np.bool_], *tuple[Floats, ...]]:
+    ranks, local = cluster.world_size, cluster.ranks_per_node
+    shape = (len(cuts), max(map(len, cuts)))
+    taken, everywhere, largest, hbm, ddr = (np.zeros(shape) for _ in range(5))
+    there = np.arange(shape[1]) < np.array([len(row) for row in cuts])[:, None]
+    for c, row in enumerate(cuts):
+        for o, cut in enumerate(row):
+            taken[c, o] = 0.0 if cut.place == ALL else cut.loaded_ranks(ranks, local) / ranks
+            everywhere[c, o] = cut.cost if cut.place == ALL else 0.0
+            largest[c, o] = 0.0 if cut.place == ALL else cut.cost
+            hbm[c, o] = cut.hbm_total / ranks
+            ddr[c, o] = cut.ddr_total / ranks
+    return there, taken, everywhere, largest, hbm, ddr

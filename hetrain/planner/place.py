@@ -1,0 +1,110 @@
+"""Where parts lie: ranks' milliseconds and bytes, and placing the largest parts first on the least loaded."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrain.planner.cut import ALL, NODE, Cut
+from hetrain.planner.menu import Floats, Ints, Menu
+
+
+class Layout:
+    """The load of every rank, and the cut of every table with the node or rank of each part."""
+
+    def __init__(self, menu: Menu) -> None:
+        self.menu = menu
+        cluster = menu.cluster
+        self.world, self.local = cluster.world_size, cluster.ranks_per_node
+        self.ms: Floats = np.zeros(self.world)
+        self.held: NDArray[np.int64] = np.zeros((2, self.world), dtype=np.int64)  # hbm, ddr
+        self.limit = np.array([[cluster.hbm_bytes], [cluster.ddr_bytes]], dtype=np.int64)
+        self.cut: Ints = np.full(len(menu.loads), -1)
+        self.places: list[list[int]] = [[] for _ in menu.loads]
+
+    @property
+    def slowest(self) -> float:
+        """Milliseconds of the slowest rank."""
+        return float(self.ms.max())
+
+    def of(self, table: int) -> Cut:
+        """The cut of a table."""
+        return self.menu.cuts[self.menu.kind_of[table]][self.cut[table]]
+
+    def span(self, cut: Cut, place: int) -> slice:
+        """The ranks that a part at `place` loads."""
+        if cut.place == ALL:
+            return slice(0, self.world)
+        return slice(place * self.local, (place + 1) * self.local) if cut.place == NODE else slice(place, place + 1)
+
+    def add(self, table: int, place: int, sign: int = 1) -> None:
+        """Load (or, with sign -1, unload) the ranks of one part."""
+        cut = self.of(table)
+        ranks = self.span(cut, place)
+        self.ms[ranks] += sign * cut.cost
+        self.held[0, ranks] += sign * cut.hbm
+        self.held[1, ranks] += sign * cut.ddr
+        if sign > 0:
+            self.places[table].append(place)
+        else:
+            self.places[table].remove(place)
+
+    def remove(self, table: int) -> None:
+        """Take a table off all its ranks."""
+        for place in list(self.places[table]):
+            self.add(table, place, -1)
+        self.cut[table] = -1
+
+    def put(self, table: int, cut: int, lean: float = 0.0) -> bool:
+        """Place a table with cut number `cut`, each part on the least loaded place with room; False if there is none.
+
+        `lean` weighs the share of memory used against the share of the slowest rank's milliseconds.
+        """
+        self.cut[table] = cut
+        chosen = self.of(table)
+        for _ in range(chosen.parts):
+            place = self._least(chosen, self.places[table], lean)
+            if place < 0:
+                self.remove(table)
+                return False
+            self.add(table, place)
+        return True
+
+    def _least(self, cut: Cut, taken: Sequence[int], lean: float) -> int:
+        """The place with the least load that has room for a part, none of `taken`; -1: there is none."""
+        need = np.array([[cut.hbm], [cut.ddr]])
+        full: NDArray[np.bool_] = (self.held + need > self.limit).any(0)
+        score = self.ms
+        if lean:
+            used = ((self.held + need) / np.maximum(self.limit, 1)).max(0)
+            score = score / max(self.slowest, cut.cost) + lean * used
+        if cut.place == ALL:
+            return -1 if full.any() else 0
+        if cut.place == NODE:
+            full = full.reshape(-1, self.local).any(1)
+            score = score.reshape(-1, self.local).max(1)
+        score = np.where(full, np.inf, score)
+        score[list(taken)] = np.inf
+        best = int(score.argmin())
+        return best if np.isfinite(score[best]) else -1
+
+
+def place(menu: Menu, choice: Ints, *, by_memory: bool = False, lean: float = 0.0) -> Layout | None:
+    """Place every table with its chosen cut [tables], the largest parts first; None where memory does not suffice.
+
+    Parts on every rank go first, then those of nodes, then those of ranks, which even out what the others left.
+    With `by_memory` the largest are those of most bytes.
+    """
+    layout = Layout(menu)
+    chosen = [menu.cuts[kind][cut] for kind, cut in zip(menu.kind_of, choice, strict=True)]
+    limit = np.maximum(layout.limit[:, 0], 1)
+
+    def size(table: int) -> tuple[float, float]:
+        cut = chosen[table]
+        memory = max(cut.hbm / limit[0], cut.ddr / limit[1])
+        return (-memory, -cut.cost) if by_memory else (-cut.cost, -memory)
+
+    for table in sorted(range(len(chosen)), key=lambda t: (chosen[t].place, *size(t))):
+        if not layout.put(table, int(choice[table]), lean):
+            return None
+    return layout

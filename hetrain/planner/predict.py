@@ -1,0 +1,77 @@
+"""What any plan costs on every rank, whoever made it: each piece at the price of the cut it is of."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hetrain.planner.cluster import Cluster
+from hetrain.planner.cut import Cut
+from hetrain.planner.plan import Plan
+from hetrain.planner.planned import RankCost
+from hetrain.planner.torchrec_prices import TorchRecPrices
+from hetrain.planner.workload import TableLoad
+
+BY_ROWS = ("row_wise", "table_row_wise", "grid_shard")
+
+
+def predict(plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_size: int) -> tuple[RankCost, ...]:
+    """The cost of a plan, checked already, per rank of `cluster`.
+
+    A piece of all rows costs what a whole table of its columns would; one of a block of rows what its block does.
+    """
+    sums: list[Counter[str]] = [Counter() for _ in range(cluster.world_size)]
+    spent = [[0.0, 0.0] for _ in sums]
+    for _, rank, rows, cut in _held(plan, loads, cluster, batch_size):
+        sums[rank].update(hbm=cut.hbm, ddr=cut.ddr, rows=rows)
+        spent[rank][0] += cut.compute_ms
+        spent[rank][1] += cut.comm_ms
+    return tuple(RankCost(rank, held["hbm"], held["ddr"], held["rows"], *spent[rank]) for rank, held in enumerate(sums))
+
+
+def bottleneck(plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_size: int, rank: int) -> str:
+    """What makes `rank` of the cluster, the slowest, slow, and what would move it, in words."""
+    by_table: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for load, holder, _, cut in _held(plan, loads, cluster, batch_size):
+        if holder == rank:
+            by_table[load.table.name][0] += cut.compute_ms
+            by_table[load.table.name][1] += cut.comm_ms
+    compute, comm = (sum(ms[i] for ms in by_table.values()) for i in (0, 1))
+    if not compute + comm:
+        return "no table is looked up"
+    share = max(compute, comm) / (compute + comm)
+    what, key = "reading and updating rows; faster memory", "hbm_gb_s" if cluster.kind == "cuda" else "ddr_gb_s"
+    if comm > compute:
+        what, key = "exchange; a faster link", "inter_gb_s" if cluster.nodes > 1 else "intra_gb_s"
+    top = max(by_table, key=lambda name: sum(by_table[name]))
+    return (
+        f"{share:.0%} of its time is {what} (cluster.{key}) or a smaller train.batch_size would move it. Most is table "
+        f"{top!r} ({plan.sharding[top]}, {sum(by_table[top]):.3g} of {compute + comm:.3g} ms)"
+    )
+
+
+def _held(
+    plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_size: int
+) -> Iterator[tuple[TableLoad, int, int, Cut]]:
+    """Table, rank, rows and price of everything that a rank holds."""
+    prices = TorchRecPrices(cluster, batch_size)
+    for load in loads:
+        name = load.table.name
+        if name in plan.replicated:
+            (cut,) = prices.cuts(load, ("data_parallel",), (cluster.device_tier,))
+            yield from ((load, rank, load.table.rows, cut) for rank in range(cluster.world_size))
+            continue
+        pieces = plan.of_table(name)
+        cuts = {
+            (columns, tier): _cut(prices, load, plan.sharding[name], columns, tier)
+            for columns, tier in {(piece.columns, piece.tier) for piece in pieces}
+        }
+        yield from ((load, piece.rank, piece.rows, cuts[piece.columns, piece.tier]) for piece in pieces)
+
+
+def _cut(prices: TorchRecPrices, load: TableLoad, kind: str, columns: int, tier: str) -> Cut:
+    if kind not in BY_ROWS:
+        whole = replace(load, table=replace(load.table, dim=columns))
+        return prices.cuts(whole, ("table_wise",), (tier,))[0]
+    if kind == "grid_shard":
+        return next(cut for cut in prices.cuts(load, (kind,), (tier,)) if load.table.dim // cut.parts == columns)
+    return prices.cuts(load, (kind,), (tier,))[0]

@@ -1,0 +1,109 @@
+"""The cluster of a config: its numbers, a profile's, this machine's; and speeds fitted to times."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetrain.config import ClusterConfig
+from hetrain.config.compose import compose, config_folders, group_options
+from hetrain.errors import ConfigError
+from hetrain.launch.rank_environment import check_machines
+from hetrain.planner.cluster import GIB
+from hetrain.planner.fit import line, relative_error
+from hetrain.planner.host_memory import host_memory
+from hetrain.planner.machines import PROFILE, machines_of
+from hetrain.roles import Roles
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def profile(file: Path, nodes: int = 1, device: str = "cpu") -> Path:
+    file.parent.mkdir(exist_ok=True)
+    speeds = {"ddr_gb_s": 7.0, "intra_gb_s": 3.0, "inter_gb_s": 0.5, "latency_us": 40.0}
+    file.write_text(json.dumps({"device": device, "nodes": nodes, "speeds": speeds}))
+    return file
+
+
+def test_every_preset_is_a_cluster() -> None:
+    folders = config_folders(None)
+    for name in group_options("cluster", folders):
+        cfg = compose([f"cluster={name}", "cluster.device=cpu", "cluster.nodes=3"], folders).cluster
+        assert machines_of(cfg).cluster.nodes == 3
+    cluster = machines_of(compose(["cluster=dgx_a100"], folders).cluster).cluster
+    assert (cluster.kind, cluster.world_size, cluster.hbm_bytes) == ("cuda", 8, 68 * GIB)
+    assert cluster.ddr_bytes == int(2048 * 0.85 * GIB) // 8
+
+
+def test_this_machine_is_measured_where_nothing_is_said() -> None:
+    cluster = machines_of(ClusterConfig(device="cpu"), nproc=4).cluster
+    assert (cluster.nodes, cluster.ranks_per_node, cluster.hbm_bytes) == (1, 4, 0)
+    assert cluster.ddr_bytes == int(host_memory() * 0.85) // 4
+    assert machines_of(ClusterConfig(device="cpu"), memory_gib=0.5).cluster.ddr_bytes == GIB // 2
+    with pytest.raises(ConfigError, match=r"cluster\.hbm_gib=null: expected GiB of a GPU's memory"):
+        machines_of(ClusterConfig(device="cuda"))
+
+
+def test_a_profile_gives_the_speeds_that_the_config_leaves_open(tmp_path: Path) -> None:
+    file = profile(tmp_path / "p.json")
+    found = machines_of(ClusterConfig(device="cpu", profile=str(file), intra_gb_s=9.0))
+    assert (found.cluster.ddr_gb_s, found.cluster.intra_gb_s, found.cluster.inter_gb_s) == (7.0, 9.0, 0.5)
+    assert found.speeds_from == f"{file} and the config"
+    more = machines_of(ClusterConfig(device="cpu", profile=str(file), nodes=2)).cluster
+    assert more.inter_gb_s == machines_of(ClusterConfig(device="cpu")).cluster.inter_gb_s  # one machine cannot tell
+    measured = profile(file, nodes=2)
+    assert machines_of(ClusterConfig(device="cpu", profile=str(measured), nodes=2)).cluster.inter_gb_s == 0.5
+
+
+def test_the_profile_in_its_usual_place_is_of_this_machine_alone() -> None:
+    here = machines_of(ClusterConfig())
+    assert here.speeds_from == "common machines of the kind"
+    profile(PROFILE, device=here.cluster.kind)
+    assert machines_of(ClusterConfig()).speeds_from == str(PROFILE)
+    assert machines_of(ClusterConfig(device="cpu")).speeds_from == "common machines of the kind"
+    assert machines_of(ClusterConfig(intra_gb_s=2.0)).speeds_from == "the config and common machines of the kind"
+
+
+def test_profiles_that_are_none(tmp_path: Path) -> None:
+    cfg = ClusterConfig(device="cpu", profile=str(tmp_path / "p.json"))
+    with pytest.raises(ConfigError, match=r"p\.json: cannot be read .*hetrain plan --calibrate"):
+        machines_of(cfg)
+    for text in ("{", "[]", '{"device": "cpu", "nodes": 1, "speeds": {"ddr_gb_s": "fast"}}'):
+        (tmp_path / "p.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"p\.json: is no profile of hetrain"):
+            machines_of(cfg)
+    profile(tmp_path / "p.json", device="cuda")
+    with pytest.raises(ConfigError, match=r"was measured on cuda, this cluster's ranks are cpu"):
+        machines_of(cfg)
+
+
+def test_training_refuses_other_machines_than_its_own() -> None:
+    four = Roles(5, 1)
+    for nodes, ranks in [(None, None), (2, 2), (1, 4), (2, None), (None, 2)]:
+        check_machines(ClusterConfig(nodes=nodes, gpus_per_node=ranks), four)
+    with pytest.raises(
+        ConfigError, match=r"cluster.nodes=2 x cluster.gpus_per_node=8: expected the machines .* 4 work"
+    ):
+        check_machines(ClusterConfig(nodes=2, gpus_per_node=8), four)
+    with pytest.raises(ConfigError, match=r"cluster\.gpus_per_node=3: expected"):
+        check_machines(replace(ClusterConfig(), gpus_per_node=3), four)
+
+
+@given(start=st.floats(0, 5), slope=st.floats(1e-6, 1e-3), sizes=st.sets(st.integers(1, 1 << 24), min_size=2))
+def test_a_line_is_found_again(start: float, slope: float, sizes: set[int]) -> None:
+    x = sorted(sizes)
+    times = [start + slope * size for size in x]
+    assert relative_error(*line(x, times), x, times) < 1e-6
+
+
+def test_a_fit_is_never_negative() -> None:
+    start, slope = line([1, 2, 3], [1, 4, 9])
+    assert start == 0
+    assert slope > 0
+    assert line([1, 2, 3], [3, 2, 1])[1] == 0
