@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from comms import print_table
 
 from hetrain.codec import OPTIONS
+from hetrain.comms.columns import Columns
 from hetrain.comms.pooled_codec import PooledCodec, PooledComms
 from hetrain.config import DctConfig
 from hetrain.value_codec import ValueCodec, value_codec
@@ -33,13 +34,15 @@ def main() -> None:
     """Pooled embeddings of 13 columns of width 16 and 128, forward and back, and rows of the store."""
     torch.set_num_threads(1)
     rows = []
-    for width in (13 * 16, 13 * 128):
-        values = torch.randn(EXAMPLES, width) * 0.1
+    for dim in (16, 128):
+        columns = Columns((dim,) * 13)
+        values, width = torch.randn(EXAMPLES, columns.width) * 0.1, columns.width
         for option in OPTIONS[1:]:
             codec = PooledComms(option, option, DctConfig(pooled_sparsity=SPARSITY)).codec(EXAMPLES)
             assert codec is not None
-            data, kept = codec.encode(values)
-            forward, back = partial(_forward, codec, values), partial(_backward, codec, values, kept)
+            data, kept = codec.encode(values, columns)
+            forward = partial(_forward, codec, values, columns)
+            back = partial(_backward, codec, values, columns, kept)
             rows.append(_line(f"pooled forward, {width} wide", option, values, data, forward))
             gradient = codec.encode_gradient(values, kept)
             rows.append(_line(f"pooled backward, {width} wide", option, values, gradient, back))
@@ -53,12 +56,12 @@ def main() -> None:
     print_table(["what", "comms", "bytes a value", "ns a value", "pays below Mbit/s"], rows)
 
 
-def _forward(codec: PooledCodec, values: Tensor) -> None:
-    codec.decode(codec.encode(values)[0], values.shape[1])
+def _forward(codec: PooledCodec, values: Tensor, columns: Columns) -> None:
+    codec.decode(codec.encode(values, columns)[0], columns)
 
 
-def _backward(codec: PooledCodec, values: Tensor, kept: Tensor | None) -> None:
-    codec.decode_gradient(codec.encode_gradient(values, kept), values.shape[1], kept)
+def _backward(codec: PooledCodec, values: Tensor, columns: Columns, kept: Tensor | None) -> None:
+    codec.decode_gradient(codec.encode_gradient(values, kept), columns, kept)
 
 
 def _values(codec: ValueCodec, values: Tensor) -> None:

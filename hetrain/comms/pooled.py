@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torchrec.distributed.types import Awaitable, NoWait
 
+from hetrain.comms.columns import Columns
 from hetrain.comms.pooled_codec import PooledCodec, exact_codec
 from hetrain.telemetry import Traffic
 
@@ -34,14 +35,14 @@ class PooledExchange:
         waited, self._waited_s = self._waited_s, 0.0
         return waited
 
-    def all_to_all(self, pooled: Tensor, widths: Sequence[int], group: dist.ProcessGroup) -> Awaitable[Tensor]:
-        """[W * B, widths[rank]], B rows for every rank, to [B, sum of widths]: the ranks' columns side by side."""
-        return self._started(_Passage(self, group, list(widths), summed=False), pooled)
+    def all_to_all(self, pooled: Tensor, columns: Sequence[Columns], group: dist.ProcessGroup) -> Awaitable[Tensor]:
+        """[W * B, width], B rows for every rank, to [B, sum of widths]: `columns[r]` of every rank side by side."""
+        return self._started(_Passage(self, group, list(columns), summed=False), pooled)
 
-    def reduce_scatter(self, pooled: Tensor, group: dist.ProcessGroup) -> Awaitable[Tensor]:
-        """Partial sums [W * B, D], B rows for every rank, to their sums [B, D]."""
-        widths = [pooled.shape[1]] * dist.get_world_size(group)
-        return self._started(_Passage(self, group, widths, summed=True), pooled)
+    def reduce_scatter(self, pooled: Tensor, columns: Columns, group: dist.ProcessGroup) -> Awaitable[Tensor]:
+        """Partial sums [W * B, width], B rows for every rank, to their sums [B, width]."""
+        everywhere = [columns] * dist.get_world_size(group)
+        return self._started(_Passage(self, group, everywhere, summed=True), pooled)
 
     def _started(self, passage: "_Passage", pooled: Tensor) -> Awaitable[Tensor]:
         if passage.ranks == 1:
@@ -92,29 +93,31 @@ class _Message:
 class _Passage:
     """One exchange: rows forward, then their gradients back the same way. B rows of this rank go to every rank."""
 
-    def __init__(self, exchange: PooledExchange, group: dist.ProcessGroup, widths: list[int], *, summed: bool) -> None:
-        self._exchange, self._group, self._widths, self._summed = exchange, group, widths, summed
+    def __init__(
+        self, exchange: PooledExchange, group: dist.ProcessGroup, columns: list[Columns], *, summed: bool
+    ) -> None:
+        self._exchange, self._group, self._columns, self._summed = exchange, group, columns, summed
         self._codec = exchange.codec()
-        self.ranks, self._mine = dist.get_world_size(group), widths[dist.get_rank(group)]
+        self.ranks, self._mine = dist.get_world_size(group), columns[dist.get_rank(group)]
         self._batch = 0
         self._kept: Tensor | None = None  # positions sent of this rank's rows; None: all
         self._kept_of: list[Tensor | None] = []  # of the rows it got, by the rank that sent them
         self._message: _Message | None = None
 
     def send(self, rows: Tensor) -> None:
-        """Start sending [W * B, D]."""
+        """Start sending [W * B, width]."""
         self._batch = len(rows) // self.ranks
-        data, self._kept = self._codec.encode(rows)
+        data, self._kept = self._codec.encode(rows, self._mine)
         given = [self._batch * data.shape[1]] * self.ranks
-        taken = [self._batch * self._codec.row_bytes(width) for width in self._widths]
+        taken = [self._batch * self._codec.row_bytes(columns) for columns in self._columns]
         self._message = self._exchange.scatter("pooled_fwd", data.view(-1), given, taken, self._group)
 
     def receive(self) -> Tensor:
-        """What came: [B, D] summed, or [B, sum of widths]."""
-        each = [self._codec.row_bytes(width) for width in self._widths]
+        """What came: [B, width] summed, or [B, sum of widths]."""
+        each = [self._codec.row_bytes(columns) for columns in self._columns]
         parts = self._waited().split([self._batch * nbytes for nbytes in each])
         rows = [part.view(self._batch, nbytes) for part, nbytes in zip(parts, each, strict=True)]
-        decoded = [self._codec.decode(part, width) for part, width in zip(rows, self._widths, strict=True)]
+        decoded = [self._codec.decode(part, held) for part, held in zip(rows, self._columns, strict=True)]
         self._kept_of = [kept for _, kept in decoded]
         values = [value for value, _ in decoded]
         return torch.stack(values).sum(0) if self._summed else torch.cat(values, 1)
@@ -125,7 +128,8 @@ class _Passage:
             data = self._codec.encode_gradient(gradient, None)
             self._message = self._exchange.gather("pooled_bwd", data.view(-1), self._group)
             return
-        parts = [gradient] * self.ranks if self._summed else gradient.split(self._widths, 1)
+        widths = [columns.width for columns in self._columns]
+        parts = [gradient] * self.ranks if self._summed else gradient.split(widths, 1)
         encoded = [self._codec.encode_gradient(part, kept) for part, kept in zip(parts, self._kept_of, strict=True)]
         data = torch.cat([part.view(-1) for part in encoded])
         taken = [self._batch * self._codec.gradient_bytes(self._mine)] * self.ranks
@@ -133,7 +137,7 @@ class _Passage:
         self._message = self._exchange.scatter("pooled_bwd", data, given, taken, self._group)
 
     def receive_gradient(self) -> Tensor:
-        """The gradient [W * B, D] of what `send` was given."""
+        """The gradient [W * B, width] of what `send` was given."""
         data = self._waited().view(self.ranks * self._batch, self._codec.gradient_bytes(self._mine))
         return self._codec.decode_gradient(data, self._mine, self._kept)
 

@@ -6,13 +6,13 @@ go in one exchange.
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from hetrain.comms.chunked import Chunked
-from hetrain.comms.largest import largest
-from hetrain.comms.positions import pack_positions, position_bytes, unpack_positions
+from hetrain.comms.columns import Columns, Kept
 from hetrain.config import DctConfig
 from hetrain.value_codec import Exact, ValueCodec, value_codec
 
@@ -25,16 +25,16 @@ SCALED = ("fp16", "int8")  # gradients that travel as these are scaled
 class PooledCodec:
     """How rows travel forward, and their gradients back. Sizes follow from widths alone, so that none is sent.
 
-    With `sparsity` a row keeps the share 1 - sparsity of its values that is largest in magnitude and sends their
-    positions too; its gradient is sent for these alone, without positions, which both ends know. The function that is
-    computed is the row with zeros for the values left out, and this is its gradient.
+    With `sparsity` a row keeps, of every column, the share 1 - sparsity of its values that is largest in magnitude, and
+    sends their positions too; its gradient is sent for these alone, without positions, which both ends know. The
+    function that is computed is the row with zeros for the values left out, and this is its gradient.
 
     Args:
         forward: of the values that are sent.
         backward: of the gradients that are sent.
         scale: a power of two that gradients are multiplied by on the way. Those of a mean over many examples lie
             where float16 has few digits left, and below 1e-6 FBGEMM's 8-bit rows shrink them.
-        sparsity: share of a row's values that is left out; None: all travel.
+        sparsity: share of a column's values that is left out; None: all travel.
     """
 
     forward: ValueCodec
@@ -42,56 +42,61 @@ class PooledCodec:
     scale: float = 1.0
     sparsity: float | None = None
 
-    def kept(self, width: int) -> int:
-        """Values sent of a row of `width`."""
-        return width if self.sparsity is None else math.ceil(round((1 - self.sparsity) * width, 6))
+    @cached_property
+    def _kept(self) -> Kept | None:
+        return None if self.sparsity is None else Kept(self.sparsity)
 
-    def row_bytes(self, width: int) -> int:
-        """Bytes of a row of `width` values forward."""
-        return self.forward.row_bytes(self.kept(width)) + position_bytes(self.kept(width), width) if width else 0
+    def _sent(self, columns: Columns) -> int:
+        """Values sent of a row."""
+        return columns.width if self._kept is None else self._kept.count(columns)
 
-    def gradient_bytes(self, width: int) -> int:
-        """Bytes of the gradient of a row of `width` values."""
-        return self.backward.row_bytes(self.kept(width)) if width else 0
+    def row_bytes(self, columns: Columns) -> int:
+        """Bytes of a row forward."""
+        if not columns.width:
+            return 0
+        positions = 0 if self._kept is None else self._kept.position_bytes(columns)
+        return self.forward.row_bytes(self._sent(columns)) + positions
 
-    def encode(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """float32 [M, D] as uint8 [M, row_bytes(D)], and the positions [M, k] kept; None: all."""
-        width = rows.shape[1]
-        if width == 0:
+    def gradient_bytes(self, columns: Columns) -> int:
+        """Bytes of the gradient of a row."""
+        return self.backward.row_bytes(self._sent(columns)) if columns.width else 0
+
+    def encode(self, rows: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """float32 [M, width] as uint8 [M, row_bytes], and the positions [M, k] kept; None: all."""
+        if not columns.width:
             return rows.new_empty((len(rows), 0), dtype=torch.uint8), None
-        if self.sparsity is None:
+        if self._kept is None:
             return self.forward.encode(rows), None
-        kept = largest(rows, self.kept(width))
-        return torch.cat([self.forward.encode(rows.gather(1, kept)), pack_positions(kept, width)], 1), kept
+        kept, packed = self._kept.choose(rows, columns)
+        return torch.cat([self.forward.encode(rows.gather(1, kept)), packed], 1), kept
 
-    def decode(self, data: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
-        """uint8 [M, row_bytes(width)] as float32 [M, width], and the positions [M, k] kept; None: all."""
-        if width == 0:
+    def decode(self, data: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """uint8 [M, row_bytes] as float32 [M, width], and the positions [M, k] that are kept; None: all."""
+        if not columns.width:
             return data.new_empty((len(data), 0), dtype=torch.float32), None
-        if self.sparsity is None:
+        if self._kept is None:
             return self.forward.decode(data), None
-        k = self.kept(width)
-        parts = data.split([self.forward.row_bytes(k), position_bytes(k, width)], 1)
+        parts = data.split([self.forward.row_bytes(self._sent(columns)), self._kept.position_bytes(columns)], 1)
         # copied: where rows end at odd bytes, numbers of more than one byte cannot be read in place
-        values, positions = (part.clone(memory_format=torch.contiguous_format) for part in parts)
-        kept = unpack_positions(positions, k, width)
-        return _spread(self.forward.decode(values), kept, width), kept
+        values, packed = (part.clone(memory_format=torch.contiguous_format) for part in parts)
+        kept = self._kept.read(packed, columns)
+        return _spread(self.forward.decode(values), kept, columns.width), kept
 
     def encode_gradient(self, gradient: Tensor, kept: Tensor | None) -> Tensor:
-        """float32 [M, D] of rows of which the positions `kept` were sent, as uint8 [M, gradient_bytes(D)]."""
+        """float32 [M, width] of rows of which the positions `kept` were sent, as uint8 [M, gradient_bytes]."""
         if gradient.shape[1] == 0:
             return gradient.new_empty((len(gradient), 0), dtype=torch.uint8)
         values = gradient if kept is None else gradient.gather(1, kept)
         return self.backward.encode(values if self.scale == 1 else values * self.scale)
 
-    def decode_gradient(self, data: Tensor, width: int, kept: Tensor | None) -> Tensor:
-        """uint8 [M, gradient_bytes(width)] as float32 [M, width], zero where nothing was sent."""
-        if width == 0:
+    def decode_gradient(self, data: Tensor, columns: Columns, kept: Tensor | None) -> Tensor:
+        """uint8 [M, gradient_bytes] as float32 [M, width], zero where nothing was sent."""
+        if not columns.width:
             return data.new_empty((len(data), 0), dtype=torch.float32)
         values = self.backward.decode(data)
         if self.scale != 1:
             values /= self.scale
-        return values if kept is None else _spread(values, kept, width)
+        return values if kept is None else _spread(values, kept, columns.width)
 
     @property
     def clipped(self) -> int:

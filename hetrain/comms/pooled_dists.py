@@ -12,6 +12,7 @@ from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingDist
 from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingDist
 from torchrec.distributed.types import Awaitable
 
+from hetrain.comms.columns import Columns
 from hetrain.comms.pooled import PooledExchange
 from hetrain.errors import ConfigError
 
@@ -29,13 +30,16 @@ def exchange_with(exchange: PooledExchange, output_dists: Iterable[nn.Module]) -
         if isinstance(output, DpPooledEmbeddingDist):
             continue
         if isinstance(output, TwPooledEmbeddingDist):
-            output._dist = _AllToAll(exchange, output._pg, output._dim_sum_per_rank, output._callbacks)
+            columns = _columns(output._emb_dim_per_rank_per_feature)
+            output._dist = _AllToAll(exchange, output._pg, columns, output._callbacks)
         elif isinstance(output, RwPooledEmbeddingDist):
-            output._dist = _ReduceScatter(exchange, output._pg)
+            output._dist = _ReduceScatter(exchange, output._pg, Columns(tuple(output._embedding_dims)))
         elif isinstance(output, TwRwPooledEmbeddingDist | GridPooledEmbeddingDist):
+            columns = _columns(output._emb_dim_per_node_per_feature)
+            here = columns[output._rank // output._intra_pg.size()]
+            output._intra_dist = _ReduceScatter(exchange, output._intra_pg, here)
             callbacks = getattr(output, "_callbacks", None)
-            output._intra_dist = _ReduceScatter(exchange, output._intra_pg)
-            output._cross_dist = _AllToAll(exchange, output._cross_pg, output._dim_sum_per_node, callbacks)
+            output._cross_dist = _AllToAll(exchange, output._cross_pg, columns, callbacks)
         else:
             raise ConfigError(
                 f"comms: pooled embeddings of TorchRec's {type(output).__name__} can only travel as float32. Set "
@@ -44,18 +48,27 @@ def exchange_with(exchange: PooledExchange, output_dists: Iterable[nn.Module]) -
             )
 
 
+def _columns(dims: Sequence[Sequence[int]]) -> list[Columns]:
+    """`dims`: of every rank or node its columns."""
+    return [Columns(tuple(each)) for each in dims]
+
+
 class _AllToAll(nn.Module):
     """Stands for TorchRec's PooledEmbeddingsAllToAll."""
 
     def __init__(
-        self, exchange: PooledExchange, group: dist.ProcessGroup, widths: Sequence[int], callbacks: Sequence[Any] | None
+        self,
+        exchange: PooledExchange,
+        group: dist.ProcessGroup,
+        columns: Sequence[Columns],
+        callbacks: Sequence[Any] | None,
     ) -> None:
         super().__init__()
-        self._exchange, self._group, self._widths = exchange, group, widths
+        self._exchange, self._group, self._columns = exchange, group, columns
         self._callbacks = list(callbacks or ())
 
     def forward(self, pooled: Tensor, batch_size_per_rank: Sequence[int] | None = None) -> Awaitable[Tensor]:
-        found = self._exchange.all_to_all(pooled, self._widths, self._group)
+        found = self._exchange.all_to_all(pooled, self._columns, self._group)
         found.callbacks.extend(self._callbacks)
         return found
 
@@ -63,9 +76,9 @@ class _AllToAll(nn.Module):
 class _ReduceScatter(nn.Module):
     """Stands for TorchRec's PooledEmbeddingsReduceScatter."""
 
-    def __init__(self, exchange: PooledExchange, group: dist.ProcessGroup) -> None:
+    def __init__(self, exchange: PooledExchange, group: dist.ProcessGroup, columns: Columns) -> None:
         super().__init__()
-        self._exchange, self._group = exchange, group
+        self._exchange, self._group, self._columns = exchange, group, columns
 
     def forward(self, pooled: Tensor, input_splits: Sequence[int] | None = None) -> Awaitable[Tensor]:
-        return self._exchange.reduce_scatter(pooled, self._group)
+        return self._exchange.reduce_scatter(pooled, self._columns, self._group)

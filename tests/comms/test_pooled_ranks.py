@@ -1,6 +1,6 @@
 """The exchange of pooled embeddings between real ranks, against plain torch on all ranks' rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -15,6 +15,7 @@ from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingDist
 from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingDist
 
 from hetrain.codec import OPTIONS
+from hetrain.comms.columns import Columns
 from hetrain.comms.pooled import PooledExchange
 from hetrain.comms.pooled_codec import CHUNK, PooledComms, exact_codec
 from hetrain.comms.pooled_dists import exchange_with
@@ -40,10 +41,13 @@ def draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 0.1
 
 
-def kept(rows: Tensor) -> Tensor:
-    """1 where a value is among the quarter of its row that is largest, by a full sort."""
-    k = -(-rows.shape[1] // 4)
-    return torch.zeros_like(rows).scatter_(1, rows.abs().argsort(1, descending=True)[:, :k], 1.0)
+def kept(rows: Tensor, dims: Sequence[int]) -> Tensor:
+    """1 where a value is among the quarter of its column that is largest, by a full sort."""
+    masks = [torch.zeros_like(rows[:, :0])]
+    for part in rows.split(list(dims), 1) if dims else ():
+        order = part.abs().argsort(1, descending=True)[:, : -(-part.shape[1] // 4)]
+        masks.append(torch.zeros_like(part).scatter_(1, order, 1.0))
+    return torch.cat(masks, 1)
 
 
 def rounded(rows: Tensor, name: str) -> Tensor:
@@ -55,15 +59,15 @@ def rounded(rows: Tensor, name: str) -> Tensor:
     return {"none": rows, "bf16": rows.bfloat16().float()}.get(name, rows.half().float())
 
 
-def forward_of(rows: Tensor, name: str) -> Tensor:
-    return rounded(rows, "fp16") * kept(rows) if name == "dct" else rounded(rows, name)
+def forward_of(rows: Tensor, dims: Sequence[int], name: str) -> Tensor:
+    return rounded(rows, "fp16") * kept(rows, dims) if name == "dct" else rounded(rows, name)
 
 
-def backward_of(gradient: Tensor, rows: Tensor, forward: str, backward: str) -> Tensor:
+def backward_of(gradient: Tensor, rows: Tensor, dims: Sequence[int], forward: str, backward: str) -> Tensor:
     scale = SCALE if backward in ("fp16", "int8", "dct") else 1.0
     if forward != "dct" or not rows.numel():
         return rounded(gradient * scale, backward) / scale
-    places = kept(rows).nonzero()[:, 1].view(len(rows), -1)
+    places = kept(rows, dims).nonzero()[:, 1].view(len(rows), -1)
     values = rounded(gradient.gather(1, places) * scale, backward) / scale
     return torch.zeros_like(rows).scatter_(1, places, values)
 
@@ -90,8 +94,9 @@ def handed_over(rank: int) -> Iterator[list[int]]:
         yield found
 
 
-def side_by_side(rank: int, world_size: int, widths: list[int]) -> None:
+def side_by_side(rank: int, world_size: int, dims: list[list[int]]) -> None:
     """Every rank's columns, as for table-wise tables; a rank may hold none."""
+    columns, widths = [Columns(tuple(each)) for each in dims], [sum(each) for each in dims]
     for case, (forward, backward) in enumerate(PAIRS):
         for batch in BATCHES:
             e, traffic = exchange(forward, backward)
@@ -99,21 +104,25 @@ def side_by_side(rank: int, world_size: int, widths: list[int]) -> None:
             gradients = [draw(batch, sum(widths), seed=1000 + 10 * case + r) for r in range(world_size)]
             mine = rows[rank].clone().requires_grad_()
             with handed_over(rank) as handed:
-                found = e.all_to_all(mine, widths, dist.group.WORLD).wait()
+                found = e.all_to_all(mine, columns, dist.group.WORLD).wait()
                 found.backward(gradients[rank])
             at = slice(rank * batch, (rank + 1) * batch)
-            assert torch.equal(found.detach(), torch.cat([forward_of(block[at], forward) for block in rows], 1))
+            assert torch.equal(
+                found.detach(),
+                torch.cat([forward_of(block[at], held, forward) for block, held in zip(rows, dims, strict=True)], 1),
+            )
             expected = torch.cat([g.split(widths, 1)[rank] for g in gradients])
             assert mine.grad is not None
-            assert torch.equal(mine.grad, backward_of(expected, rows[rank], forward, backward))
+            assert torch.equal(mine.grad, backward_of(expected, rows[rank], dims[rank], forward, backward))
             assert handed == [traffic.bytes["pooled_fwd"], traffic.bytes["pooled_bwd"]]
             assert traffic.total == sum(handed)
             assert e.take_wait_s() > 0
             assert e.take_wait_s() == 0
 
 
-def summed(rank: int, world_size: int, width: int) -> None:
+def summed(rank: int, world_size: int, dims: list[int]) -> None:
     """Partial sums of the same columns, as for row-wise tables."""
+    width = sum(dims)
     for case, (forward, backward) in enumerate(PAIRS):
         for batch in BATCHES:
             e, traffic = exchange(forward, backward)
@@ -121,21 +130,21 @@ def summed(rank: int, world_size: int, width: int) -> None:
             gradients = [draw(batch, width, seed=1000 + 10 * case + r) for r in range(world_size)]
             mine = rows[rank].clone().requires_grad_()
             with handed_over(rank) as handed:
-                found = e.reduce_scatter(mine, dist.group.WORLD).wait()
+                found = e.reduce_scatter(mine, Columns(tuple(dims)), dist.group.WORLD).wait()
                 found.backward(gradients[rank])
             at = slice(rank * batch, (rank + 1) * batch)
             total = torch.zeros(batch, width)
             for block in rows:
-                total += forward_of(block[at], forward)
+                total += forward_of(block[at], dims, forward)
             assert torch.equal(found.detach(), total)
             assert mine.grad is not None
-            assert torch.equal(mine.grad, backward_of(torch.cat(gradients), rows[rank], forward, backward))
+            assert torch.equal(mine.grad, backward_of(torch.cat(gradients), rows[rank], dims, forward, backward))
             assert handed == [traffic.bytes["pooled_fwd"], traffic.bytes["pooled_bwd"]]
 
 
 def two_ranks(rank: int, world_size: int) -> None:
-    side_by_side(rank, world_size, [144, 70])
-    summed(rank, world_size, 144)
+    side_by_side(rank, world_size, [[16] * 9, [32, 32, 6]])
+    summed(rank, world_size, [16] * 8 + [12, 4])
 
 
 def test_two_ranks_equal_plain_torch() -> None:
@@ -152,8 +161,8 @@ def through(output: nn.Module, rows: Tensor, gradient: Tensor) -> tuple[Tensor, 
 
 def four_ranks(rank: int, world_size: int) -> None:
     set_gradient_division(False)  # as the engine does
-    side_by_side(rank, world_size, [16, 0, 72, 8])
-    summed(rank, world_size, 24)
+    side_by_side(rank, world_size, [[16], [], [64, 8], [8]])
+    summed(rank, world_size, [8, 8, 8])
     within = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
     across = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])][rank % 2]
     widths, batch = [8, 24], 3
@@ -162,7 +171,7 @@ def four_ranks(rank: int, world_size: int) -> None:
     def on_two_nodes(kind: type[nn.Module]) -> Any:
         given = {"rank": rank, "cross_pg": across, "intra_pg": within}
         turned = {"callbacks": [lambda t: t.roll(3, 1)]} if kind is GridPooledEmbeddingDist else {}
-        return kind(**given, dim_sum_per_node=widths, emb_dim_per_node_per_feature=[[8], [24]], **turned)
+        return kind(**given, dim_sum_per_node=widths, emb_dim_per_node_per_feature=[[8], [16, 8]], **turned)
 
     for kind in (TwRwPooledEmbeddingDist, GridPooledEmbeddingDist):
         theirs = through(on_two_nodes(kind), rows, gradient)

@@ -48,6 +48,12 @@ def train(rank, kinds, comms):
     return losses, tables, predicted, traffic
 
 
+def largest_half(column):
+    """1 where a value is among the larger half of its column, per example."""
+    order = column.abs().argsort(1, descending=True)[:, : -(-column.shape[1] // 2)]
+    return torch.zeros_like(column).scatter_(1, order, 1.0)
+
+
 class MaskedBags(nn.Module):
     """Plain bags of which every rank's part is masked, per example, before the parts are added."""
 
@@ -70,8 +76,7 @@ class MaskedBags(nn.Module):
         for rank in range(2):
             names = [(f, t, rows) for t, rows in self.held(rank) for f in t.features]
             pooled = torch.cat([self.pooled(parts[f], t, rows) for f, t, rows in names], 1)
-            k = -(-pooled.shape[1] // 2)
-            mask = torch.zeros_like(pooled).scatter_(1, pooled.abs().argsort(1, descending=True)[:, :k], 1.0)
+            mask = torch.cat([largest_half(part) for part in pooled.split([t.dim for _, t, _ in names], 1)], 1)
             sent = pooled + (pooled.half().float() - pooled).detach()
             for (f, _, _), block in zip(names, (sent * mask).split([t.dim for _, t, _ in names], 1), strict=True):
                 sums[f] = sums[f] + block if f in sums else block
@@ -180,7 +185,7 @@ def test_bytes_and_clipped_values():
         assert found["table_wise", "none", "none"] == (8 * 4 * mine, 8 * 4 * others)
         assert found["table_wise", "fp16", "bf16"] == (8 * 2 * mine, 8 * 2 * others)
         assert found["table_wise", "none", "int8"] == (8 * 4 * mine, 8 * (others + 8))  # scale and offset
-        # a quarter of the values, as float16, and 2 bytes of a bitmap forward
+        # a quarter of the values, as float16, and a byte of a bitmap for each of two columns
         assert found["table_wise", "dct", "dct"] == (8 * (2 * mine // 4 + 2), 8 * 2 * others // 4)
         assert found["table_wise", "dct", "none"] == (8 * (2 * mine // 4 + 2), 8 * 4 * others // 4)
         assert found["row_wise", "none", "none"] == (8 * 4 * WIDTH, 8 * 4 * WIDTH)
