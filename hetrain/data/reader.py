@@ -8,7 +8,6 @@ numpy, not torch, does the gathering: torch would start a second team of compute
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,9 +94,14 @@ class Reader:
         return self._epoch
 
     def epoch_ends(self) -> tuple[int, list[int]]:
-        """Epochs that had ended at the start, and how many examples of all ranks end each of the others."""
-        left = [sum(map(lane_size, self._lanes(epoch))) for epoch in range(self._first, self._epochs)]
-        return self._first, list(accumulate(left))
+        """Epochs that every rank had ended at the start, and at how many examples of all ranks each of the others ends.
+
+        By count, wherever ranks are: one that is ahead trains examples of the next epoch in place of those that
+        another has left of this one. So a run that was cut has the ends of one that was not; some may lie behind it.
+        """
+        epochs = range(self._first, self._epochs)
+        left = sum(lane_size(lane) for epoch in epochs for lane in self._lanes(epoch))
+        return self._first, [left - (self._epochs - 1 - epoch) * self._columns.examples for epoch in epochs]
 
     @property
     def position(self) -> tuple[int, int]:
@@ -115,10 +119,10 @@ class Reader:
         """The position as trained, equal on all ranks; plain numbers and lists. `lanes` None: an epoch's start.
 
         `positions`: those of all ranks where they differ; None: they have this one's. `later`: what is left of the
-        epochs that follow, as far as a rank has begun them. `carried`: see there.
+        epochs that follow, as far as a rank has begun them, now or in a sitting before. `carried`: see there.
         """
         positions = positions or [self.position] * self._world_size
-        first, last = min(p[0] for p in positions), max(p[0] for p in positions)
+        first, last = min(p[0] for p in positions), max([*self._begun, *(p[0] for p in positions)])
         left = [self._left(epoch, positions) for epoch in range(first, last + 1)]
         more: dict[str, Any] = {"later": left[1:]} if len(left) > 1 else {}
         if carried:
