@@ -255,6 +255,11 @@ def test_rows_without_room_for_their_rest_travel_whole(monkeypatch):
     assert 0 < waits.count <= 5
     assert waits.age_max <= DCT.max_age
     torch.testing.assert_close(sums.told + sums.pending(), sums.made, rtol=1e-3, atol=1e-3)
+    store.flush()
+    assert waits.count == 0
+    sums.train(list(batches_of(store.setup, 5, seed=4)))
+    assert waits.count > 0
+    torch.testing.assert_close(sums.told + sums.pending(), sums.made, rtol=1e-3, atol=5e-3)
 
 
 # -- codecs ---------------------------------------------------------------------------------------
