@@ -57,6 +57,11 @@ class Kept:
             first += dim * n
         return torch.cat(found, 1), torch.cat(packed, 1)
 
+    def mask(self, rows: Tensor, columns: Columns) -> Tensor:
+        """1 where a value of [M, width] is kept, else 0."""
+        kept, _ = self.choose(rows.detach(), columns)
+        return torch.zeros_like(rows).scatter_(1, kept, 1.0)
+
     def read(self, data: Tensor, columns: Columns) -> Tensor:
         """uint8 [M, position_bytes] as positions in the row [M, count]."""
         found, first, at = [], 0, 0

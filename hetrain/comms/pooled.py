@@ -44,6 +44,14 @@ class PooledExchange:
         everywhere = [columns] * dist.get_world_size(group)
         return self._started(_Passage(self, group, everywhere, summed=True), pooled)
 
+    def thinned(self, pooled: Tensor, columns: Columns) -> Tensor:
+        """[B, width] that stays on this rank, with zeros for what would not be sent of it.
+
+        So the model computes one function of an example, however tables are cut and however many ranks there are.
+        """
+        kept = self.codec().kept
+        return pooled if kept is None else pooled * kept.mask(pooled, columns)
+
     def _started(self, passage: "_Passage", pooled: Tensor) -> Awaitable[Tensor]:
         if passage.ranks == 1:
             return NoWait(pooled)

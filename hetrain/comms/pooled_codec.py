@@ -43,18 +43,19 @@ class PooledCodec:
     sparsity: float | None = None
 
     @cached_property
-    def _kept(self) -> Kept | None:
+    def kept(self) -> Kept | None:
+        """Which values are sent; None: all."""
         return None if self.sparsity is None else Kept(self.sparsity)
 
     def _sent(self, columns: Columns) -> int:
         """Values sent of a row."""
-        return columns.width if self._kept is None else self._kept.count(columns)
+        return columns.width if self.kept is None else self.kept.count(columns)
 
     def row_bytes(self, columns: Columns) -> int:
         """Bytes of a row forward."""
         if not columns.width:
             return 0
-        positions = 0 if self._kept is None else self._kept.position_bytes(columns)
+        positions = 0 if self.kept is None else self.kept.position_bytes(columns)
         return self.forward.row_bytes(self._sent(columns)) + positions
 
     def gradient_bytes(self, columns: Columns) -> int:
@@ -65,21 +66,21 @@ class PooledCodec:
         """float32 [M, width] as uint8 [M, row_bytes], and the positions [M, k] kept; None: all."""
         if not columns.width:
             return rows.new_empty((len(rows), 0), dtype=torch.uint8), None
-        if self._kept is None:
+        if self.kept is None:
             return self.forward.encode(rows), None
-        kept, packed = self._kept.choose(rows, columns)
+        kept, packed = self.kept.choose(rows, columns)
         return torch.cat([self.forward.encode(rows.gather(1, kept)), packed], 1), kept
 
     def decode(self, data: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
         """uint8 [M, row_bytes] as float32 [M, width], and the positions [M, k] that are kept; None: all."""
         if not columns.width:
             return data.new_empty((len(data), 0), dtype=torch.float32), None
-        if self._kept is None:
+        if self.kept is None:
             return self.forward.decode(data), None
-        parts = data.split([self.forward.row_bytes(self._sent(columns)), self._kept.position_bytes(columns)], 1)
+        parts = data.split([self.forward.row_bytes(self._sent(columns)), self.kept.position_bytes(columns)], 1)
         # copied: where rows end at odd bytes, numbers of more than one byte cannot be read in place
         values, packed = (part.clone(memory_format=torch.contiguous_format) for part in parts)
-        kept = self._kept.read(packed, columns)
+        kept = self.kept.read(packed, columns)
         return _spread(self.forward.decode(values), kept, columns.width), kept
 
     def encode_gradient(self, gradient: Tensor, kept: Tensor | None) -> Tensor:

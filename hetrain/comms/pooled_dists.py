@@ -1,6 +1,6 @@
 """Puts our exchange of pooled embeddings where TorchRec's output distributions make theirs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -10,26 +10,30 @@ from torchrec.distributed.sharding.grid_sharding import GridPooledEmbeddingDist
 from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingDist
 from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingDist
 from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingDist
-from torchrec.distributed.types import Awaitable
+from torchrec.distributed.types import Awaitable, NoWait
 
 from hetrain.comms.columns import Columns
 from hetrain.comms.pooled import PooledExchange
 from hetrain.errors import ConfigError
 
 
-def exchange_with(exchange: PooledExchange, output_dists: Iterable[nn.Module]) -> None:
+def exchange_with(
+    exchange: PooledExchange, output_dists: list[nn.Module], dims: Sequence[Sequence[int]] | None = None
+) -> None:
     """Let `output_dists` (of a sharded EmbeddingBagCollection, not used so far) exchange through `exchange`.
 
     TorchRec makes the inner modules on first use and where there are none; column-wise tables come as table-wise ones.
     Tables cut over the ranks of a node (table_row_wise, grid_shard) are exchanged twice, inside of the node and then
-    between nodes, and encoded for each. Replicated tables are not exchanged.
+    between nodes, and encoded for each. Replicated tables are not exchanged, but thinned as if they were: `dims` has
+    the columns of every one of `output_dists`.
 
     Raises ConfigError for an output distribution that is not known here.
     """
-    for output in output_dists:
+    for i, output in enumerate(output_dists):
         if isinstance(output, DpPooledEmbeddingDist):
-            continue
-        if isinstance(output, TwPooledEmbeddingDist):
+            assert dims is not None
+            output_dists[i] = _Here(exchange, Columns(tuple(dims[i])))
+        elif isinstance(output, TwPooledEmbeddingDist):
             columns = _columns(output._emb_dim_per_rank_per_feature)
             output._dist = _AllToAll(exchange, output._pg, columns, output._callbacks)
         elif isinstance(output, RwPooledEmbeddingDist):
@@ -71,6 +75,17 @@ class _AllToAll(nn.Module):
         found = self._exchange.all_to_all(pooled, self._columns, self._group)
         found.callbacks.extend(self._callbacks)
         return found
+
+
+class _Here(nn.Module):
+    """Stands for TorchRec's DpPooledEmbeddingDist."""
+
+    def __init__(self, exchange: PooledExchange, columns: Columns) -> None:
+        super().__init__()
+        self._exchange, self._columns = exchange, columns
+
+    def forward(self, pooled: Tensor, context: Any = None) -> Awaitable[Tensor]:
+        return NoWait(self._exchange.thinned(pooled, self._columns))
 
 
 class _ReduceScatter(nn.Module):

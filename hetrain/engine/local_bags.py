@@ -12,6 +12,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from hetrain.comms.columns import Columns
+from hetrain.comms.pooled import PooledExchange
 from hetrain.engine import TablePiece
 from hetrain.engine.table_memory import fill, fused_pieces
 from hetrain.optim import RowOptimizer
@@ -55,12 +57,22 @@ class LocalBags(nn.Module):
 
     replicated: frozenset[str] = frozenset()
 
-    def __init__(self, tables: Sequence[Table], optimizer: RowOptimizer, device: torch.device, seed: int) -> None:
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        optimizer: RowOptimizer,
+        device: torch.device,
+        seed: int,
+        exchange: PooledExchange | None = None,
+    ) -> None:
+        """`exchange`: through which more ranks would send pooled embeddings; they are thinned as there."""
         super().__init__()
+        self.exchange = exchange
         dims = dict.fromkeys(t.dim for t in tables)
         self._groups = [_Group([t for t in tables if t.dim == dim], optimizer, device) for dim in dims]
         self._keys = [f for g in self._groups for f in g.features]
         self._dims = [g.dim for g in self._groups for _ in g.features]
+        self._columns = Columns(tuple(self._dims))
         self._learning_rate = optimizer.lr
         index = {t.name: i for i, t in enumerate(tables)}
         for g in self._groups:
@@ -76,6 +88,8 @@ class LocalBags(nn.Module):
         else:
             parts = sparse.split([len(g.features) for g in self._groups])
             pooled = torch.cat([_look_up(g, part) for g, part in zip(self._groups, parts, strict=True)], dim=1)
+        if self.exchange is not None:
+            pooled = self.exchange.thinned(pooled, self._columns)
         return KeyedTensor(self._keys, self._dims, pooled)
 
     def set_learning_rate(self, lr: float) -> None:

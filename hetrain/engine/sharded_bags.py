@@ -17,7 +17,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from hetrain.comms.dense import DenseReducer
 from hetrain.comms.dense_exchange import DenseComms
 from hetrain.comms.pooled import PooledExchange
-from hetrain.comms.pooled_codec import PooledCodec
 from hetrain.comms.pooled_dists import exchange_with
 from hetrain.engine import TablePiece
 from hetrain.engine.counted import Counter
@@ -51,11 +50,11 @@ class ShardedBags(nn.Module):
         batch_size: int,
         traffic: Traffic,
         dense_comms: DenseComms | None = None,
-        codec: PooledCodec | None = None,
+        exchange: PooledExchange | None = None,
     ) -> None:
         """`dense_comms`: how gradients of replicated tables travel.
 
-        `codec`: what pooled embeddings and their gradients travel as; None: TorchRec's own exchange, float32.
+        `exchange`: through which pooled embeddings and their gradients travel; None: TorchRec's own, float32.
         """
         super().__init__()
         # a rank's loss is divided by the examples of all ranks: TorchRec must not divide again
@@ -64,10 +63,10 @@ class ShardedBags(nn.Module):
         self._batch_size, self._world_size = batch_size, dist.get_world_size()
         self._learning_rate = optimizer.lr
         self._hidden = [_shard(tables, plan, optimizer, device)]
-        self.exchange: PooledExchange | None = None
-        if codec is not None:
-            self.exchange = PooledExchange(codec, traffic)
-            exchange_with(self.exchange, self._bags._output_dists)
+        self.exchange = exchange
+        if exchange is not None:
+            dims = [sharding.embedding_dims() for sharding in self._bags._embedding_shardings]
+            exchange_with(exchange, self._bags._output_dists, dims)
         self._reducers: list[DenseReducer] = []
         self._replicated: list[ReplicatedTables] = []
         self._in_flight: dict[int, _Exchange] = {}

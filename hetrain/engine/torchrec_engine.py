@@ -67,18 +67,20 @@ class TorchRecEngine:
         """
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         self._plan = plan
-        pooled_comms = pooled_comms or PooledComms()
-        self._exact_steps = pooled_comms.exact_steps
+        self._pooled = pooled_comms or PooledComms()
+        codec = self._pooled.codec(world_size * batch_size)
+        self._exchange = None if codec is None else PooledExchange(codec, traffic)
         self._origin = Origin(seed, row_optimizer.name, tables)
         plan.check(tables)
         check_row_optimizer(plan, tables, row_optimizer.name)
         self._bags: LocalBags | ShardedBags
         if world_size == 1:
-            self._bags = LocalBags(tables, row_optimizer, device, seed)
+            self._bags = LocalBags(tables, row_optimizer, device, seed, self._exchange)
         else:
             _check_equal(self._plan.to_json())
-            codec = pooled_comms.codec(world_size * batch_size)
-            self._bags = ShardedBags(tables, plan, row_optimizer, device, seed, batch_size, traffic, dense_comms, codec)
+            self._bags = ShardedBags(
+                tables, plan, row_optimizer, device, seed, batch_size, traffic, dense_comms, self._exchange
+            )
         torch.manual_seed(seed)
         self._model = make_model(self._bags).to(device)
         self._reducer = DenseReducer(traffic, comms=dense_comms)
@@ -96,7 +98,7 @@ class TorchRecEngine:
         batch, self._next = self._next or self._fetch(batches), None
         if batch is None:
             return None
-        with self._counted(), self._exactly(self._step < self._exact_steps):
+        with self._counted(), self._exactly(self._step < self._pooled.exact_steps):
             self._bags.start(batch.sparse, batch.global_size)
             if self._world_size > 1 and (following := self._fetch(batches)) is not None:
                 self._bags.start(following.sparse, following.global_size)
@@ -127,10 +129,11 @@ class TorchRecEngine:
     def predict(self, batch: Batch) -> Tensor:
         """Logits [B] of this rank's batch. Collective; changes nothing.
 
-        Pooled embeddings travel as float32, so that a checkpoint predicts the same on any number of ranks.
+        Pooled embeddings travel as float32, but what dct leaves out stays out: the network has learned without it.
         """
+        exact = self._pooled.forward != "dct" or self._step < self._pooled.exact_steps
         batch = batch if batch.labels.device == self._device else batch.to(self._device)
-        with torch.no_grad(), self._counted(), self._exactly(True):
+        with torch.no_grad(), self._counted(), self._exactly(exact):
             logits: Tensor = self._model(batch.dense, batch.sparse)
         return logits
 
@@ -192,10 +195,6 @@ class TorchRecEngine:
 
     def _counted(self) -> contextlib.AbstractContextManager[None]:
         return counting(self._bags.counter) if isinstance(self._bags, ShardedBags) else contextlib.nullcontext()
-
-    @property
-    def _exchange(self) -> PooledExchange | None:
-        return self._bags.exchange if isinstance(self._bags, ShardedBags) else None
 
     @contextlib.contextmanager
     def _exactly(self, exact: bool) -> Iterator[None]:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.comm_ops import set_gradient_division
+from torchrec.distributed.sharding.dp_sharding import DpPooledEmbeddingDist
 from torchrec.distributed.sharding.grid_sharding import GridPooledEmbeddingDist
 from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingDist
 from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingDist
@@ -196,6 +197,23 @@ def four_ranks(rank: int, world_size: int) -> None:
 
 def test_four_ranks_and_both_hops_of_two_nodes() -> None:
     run_ranks(4, four_ranks)
+
+
+def test_what_stays_on_a_rank_is_thinned_alike() -> None:
+    e, _ = exchange("dct", "none")
+    output_dists: list[nn.Module] = [DpPooledEmbeddingDist()]
+    exchange_with(e, output_dists, [[8, 24]])
+    rows, gradient = draw(5, 32, seed=1).requires_grad_(), draw(5, 32, seed=2)
+    found = output_dists[0](rows).wait()
+    found.backward(gradient)
+    mask = kept(rows.detach(), [8, 24])
+    assert torch.equal(found.detach(), rows.detach() * mask)
+    assert rows.grad is not None
+    assert torch.equal(rows.grad, gradient * mask)
+    e.exact = True
+    assert torch.equal(output_dists[0](rows).wait(), rows)
+    e, _ = exchange("int8", "int8")
+    assert e.thinned(rows, Columns((8, 24))) is rows
 
 
 def test_what_is_not_known_is_refused_by_name() -> None:

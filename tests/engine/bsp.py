@@ -111,7 +111,7 @@ def engine(optimizer, kinds=("table_wise",) * 3, world_size=1, batch_size=8, sch
     return engine_of(made, TABLES, optimizer, batch_size, schedule, traffic, dense)
 
 
-def engine_of(plan, tables, optimizer, batch_size=8, schedule=None, traffic=None, dense=None):
+def engine_of(plan, tables, optimizer, batch_size=8, schedule=None, traffic=None, dense=None, pooled=None):
     return TorchRecEngine(
         lambda bags: Net(bags, tables),
         tables,
@@ -124,6 +124,7 @@ def engine_of(plan, tables, optimizer, batch_size=8, schedule=None, traffic=None
         Traffic() if traffic is None else traffic,
         batch_size=batch_size,
         dense_comms=dense,
+        pooled_comms=pooled,
     )
 
 
