@@ -42,7 +42,10 @@ def shares() -> Iterator[tuple[str, Share]]:
     for k in range(1, 21):
         yield f"at most {k} parts above 1/{k + 1} of a rank's time fit on it", _rounded(k)
     for least in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45):
-        yield f"parts above {1 - least:.0%} of a rank's time leave no room for others above {least:.0%}", _cleared(least)
+        yield (
+            f"parts above {1 - least:.0%} of a rank's time leave no room for others above {least:.0%}",
+            _cleared(least),
+        )
 
 
 def _rounded(k: int) -> Share:
