@@ -65,15 +65,16 @@ def _lacking(menu: Menu) -> _Memory:
 
 
 def _remedies(menu: Menu, options: Options, batch_size: int, engine: str, memory: _Memory, worst: int) -> list[str]:
-    cluster, load, mean = menu.cluster, menu.loads[worst], memory.mean(menu)
+    cluster, mean = menu.cluster, memory.mean(menu)
     key, now = (
         ("planner.memory_gib", cluster.device_bytes) if engine == "torchrec" else ("the ranks' memory", memory.there)
     )
-    lack = max(memory.need(menu, int(menu.kind_of[worst])), mean) * ROOM - memory.there
+    need = memory.need(menu, int(menu.kind_of[worst]))
+    lack = max(need, mean) * ROOM - memory.there
     found = [f"raise {key} from {now / GIB:.2f} to {(now + max(lack, memory.there * 0.1)) / GIB:.2f}"]
     weights = sum(x.table.rows * x.row_bytes for x in menu.loads) / cluster.world_size
     buffers = max(0.0, mean - weights)
-    if memory.there > buffers and mean > buffers:
+    if memory.there > buffers and mean > buffers and need <= memory.there:
         ranks = max(math.ceil(cluster.world_size * weights * ROOM / (memory.there - buffers)), cluster.world_size + 1)
         nodes = math.ceil(ranks / cluster.ranks_per_node)
         found.append(f"use {nodes * cluster.ranks_per_node} ranks (cluster.nodes={nodes})")
