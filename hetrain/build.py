@@ -28,7 +28,7 @@ from hetrain.errors import ConfigError, DataError, HetrainError
 from hetrain.evaluate import Metrics, evaluate, predictions
 from hetrain.optim import Schedule, dense_optimizer, row_optimizer
 from hetrain.planner.request import tables_of
-from hetrain.planner.torchrec_planner import plan_of, sharding_plan, store_plan
+from hetrain.planner.run_plan import run_plan
 from hetrain.ranks import GPU_BACKEND, Ranks
 from hetrain.readers import OWN_PACE, split_reader, train_reader
 from hetrain.telemetry import Traffic
@@ -172,9 +172,11 @@ def make_engine(
     """The engine of `consistency.mode` with its initial weights, and its plan as plan.json holds it. Collective."""
     tables = tables_of(cfg, schema.sparse)
     rows = row_optimizer(cfg.optimizer.rows)
+    plan, described = run_plan(cfg, schema, tables, ranks, device)
     common: dict[str, Any] = {
         "make_model": partial(_make_model, cfg, schema),
         "tables": tables,
+        "plan": plan,
         "row_optimizer": rows,
         "dense_optimizer": partial(dense_optimizer, cfg=cfg.optimizer.dense),
         "schedule": Schedule(cfg.optimizer.schedule),
@@ -187,32 +189,24 @@ def make_engine(
         from hetrain.engine.store_engine import StoreEngine
         from hetrain.engine.store_memory import check_memory, store_memory
 
-        servers = ranks.servers
-        batch, index = cfg.train.batch_size, cfg.store.index
-        plan = store_plan(tables, cfg.planner, ranks.world_size, batch, device, servers, index=index)
         workers, settings = _worker_group(cfg, ranks, device), _store_settings(cfg, ranks, device)
         memory = store_memory(tables, plan, rows, settings, ranks.world_size)
         ranks.together(lambda: check_memory(memory, tables, settings, ranks.rank, device))
         if not ranks.computes:
-            server = {key: common[key] for key in ("tables", "row_optimizer", "schedule", "seed", "traffic")}
-            return ServerEngine(plan=plan, settings=settings, **server), plan.to_json()
-        return StoreEngine(plan=plan, settings=settings, workers=workers, memory=memory, **common), plan.to_json()
+            server = {key: common[key] for key in ("tables", "plan", "row_optimizer", "schedule", "seed", "traffic")}
+            return ServerEngine(settings=settings, **server), described
+        return StoreEngine(settings=settings, workers=workers, memory=memory, **common), described
     if cfg.consistency.mode in OWN_PACE:
         from hetrain.engine.async_engine import AsyncEngine
         from hetrain.engine.store_memory import check_memory, store_memory
 
-        batch, index = cfg.train.batch_size, cfg.store.index
-        plan = store_plan(tables, cfg.planner, ranks.world_size, batch, device, ranks.servers, index=index)
         settings = _store_settings(cfg, ranks, device)
         memory = store_memory(tables, plan, rows, settings, ranks.world_size)
         ranks.together(lambda: check_memory(memory, tables, settings, ranks.rank, device))
-        mode = cfg.consistency.mode
-        return AsyncEngine(plan=plan, settings=settings, mode=mode, memory=memory, **common), plan.to_json()
+        return AsyncEngine(settings=settings, mode=cfg.consistency.mode, memory=memory, **common), described
     from hetrain.engine.torchrec_engine import TorchRecEngine
 
-    found = sharding_plan(tables, rows.name, cfg.planner, ranks.world_size, device, cfg.train.batch_size)
-    plan = plan_of(found, tables, ranks.world_size)
-    return TorchRecEngine(plan=plan, batch_size=cfg.train.batch_size, **common), plan.to_json()
+    return TorchRecEngine(batch_size=cfg.train.batch_size, **common), described
 
 
 def _make_model(cfg: RunConfig, schema: DatasetSchema, bags: nn.Module) -> nn.Module:
@@ -329,6 +323,7 @@ def _loaded(cfg: RunConfig, options: dict[str, str], ranks: Ranks, device: torch
     found: list[Path] = []
     ranks.together(lambda: found.append(run_folder.find(Path(options["run"]), options.get("checkpoint"))))
     schema = _read_data(cfg)
+    cfg = replace(cfg, planner=replace(cfg.planner, plan=None))  # evaluation may have other ranks, and needs no plan
     _check_evaluated(cfg, schema, found[0], options.get("split", "test"), ranks)
     engine, _ = make_engine(cfg, schema, ranks, device, Traffic())
     checkpoint.load(engine, found[0], ranks)

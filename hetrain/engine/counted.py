@@ -115,7 +115,7 @@ class _Stand:
         work = dist.all_to_all_single(parts, input.contiguous(), group=group, async_op=True)
         assert work is not None
         self.counter.add(input, input.numel() - output.numel())
-        return _SummedWork(work, self.counter, parts.view(-1, *output.shape), output)
+        return _SummedWork(work, self.counter, parts.view(dist.get_world_size(group), *output.shape), output)
 
     def all_gather_into_tensor(
         self, output: Tensor, input: Tensor, group: dist.ProcessGroup | None = None, async_op: bool = False

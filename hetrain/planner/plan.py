@@ -94,6 +94,11 @@ class Plan:
         if table.name in self.replicated:
             if pieces:
                 raise ConfigError(f"plan: table {table.name!r} is replicated and also held in pieces; choose one")
+            if self.engine == "store":
+                raise ConfigError(
+                    f"plan: table {table.name!r} is replicated, which the store does not do: its workers' caches are its "
+                    "replicas; set planner.sharding_types=[table_wise,row_wise] or consistency=bsp"
+                )
             return
         for p in pieces:
             check_bounds(p, table, self.world_size)

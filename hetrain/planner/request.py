@@ -1,20 +1,24 @@
 """What a config asks the planner: the tables with their loads, and what they may become."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hetrain.config import PlannerConfig, RowOptimizerConfig, RunConfig
 from hetrain.data.schema import SparseColumn
 from hetrain.errors import ConfigError
+from hetrain.planner.cluster import Cluster
 from hetrain.planner.measured import skew_of
 from hetrain.planner.options import Constraint, Options
 from hetrain.planner.piece import SHARDING_TYPES, TIERS
-from hetrain.planner.strategies import Engine
+from hetrain.planner.planned import Planned
+from hetrain.planner.strategies import Engine, make_plan
 from hetrain.planner.workload import FLOAT_BYTES, TableLoad
 from hetrain.tables import Table, check_tables
 
 BY_COLUMNS = ("column_wise", "table_column_wise", "grid_shard")
-STORE_TYPES = ("data_parallel", "table_wise", "row_wise")
+STORE_TYPES = ("table_wise", "row_wise")
+BOUNDLESS = 1 << 60  # bytes
 # Bytes of the row optimizer's state: of every row, and of every value of it.
 STATE = {
     "sgd": {"row": 0, "element": 0},
@@ -60,14 +64,21 @@ def options_of(cfg: PlannerConfig, engine: Engine, mode: str, rows: RowOptimizer
         close = get_close_matches(unknown[0], names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"planner.constraints: there is no table {unknown[0]!r}.{hint}")
-    allowed = _trainable(engine, mode, rows)
+    allowed = _trainable(engine, rows)
     for where, types in _asked(cfg):
         for kind in types:
+            if engine == "store" and kind == "data_parallel":
+                continue  # passed over: cached rows are the store's replicas
             if kind not in allowed:
                 raise ConfigError(
                     f"{where}={list(types)}: {_why_not(kind, mode, rows)} Choose from {', '.join(allowed)}."
                 )
     types = tuple(kind for kind in allowed if cfg.sharding_types is None or kind in cfg.sharding_types)
+    if not types:
+        raise ConfigError(
+            f"planner.sharding_types={cfg.sharding_types}: expected at least one of {', '.join(allowed)} with "
+            f"consistency.mode={mode}; add one of them."
+        )
     return Options(
         types,
         tuple(cfg.tiers) if cfg.tiers is not None else TIERS,
@@ -81,6 +92,36 @@ def options_of(cfg: PlannerConfig, engine: Engine, mode: str, rows: RowOptimizer
     )
 
 
+def planned_for(cfg: RunConfig, loads: Sequence[TableLoad], cluster: Cluster, tiers: Sequence[str] = ()) -> Planned:
+    """A plan for `cluster` by `planner.name`, a strategy of ours; of `tiers` alone, where some are given.
+
+    Of a store with servers, they alone hold rows and come after the workers, which are the cluster's ranks.
+    """
+    engine, mode, servers = engine_of(cfg.consistency.mode), cfg.consistency.mode, cfg.cluster.servers
+    owners = replace(cluster, kind="cpu", nodes=servers, ranks_per_node=1) if servers else cluster
+    if cfg.store.index == "hash":  # holds the rows seen, and nobody knows how many they will be
+        owners = replace(owners, ddr_bytes=BOUNDLESS)
+    names = {load.table.name for load in loads}
+    options = options_of(cfg.planner, engine, mode, cfg.optimizer.rows, names)
+    planned = make_plan(cfg.planner.name, loads, owners, engine, cfg.train.batch_size, _of_tiers(options, tiers))
+    return planned if not servers else after_workers(planned, cluster.world_size)
+
+
+def after_workers(planned: Planned, workers: int) -> Planned:
+    """The plan of servers, which are ranks `workers` and following."""
+    plan = planned.plan
+    pieces = tuple(replace(piece, rank=workers + piece.rank) for piece in plan.pieces)
+    moved = replace(plan, world_size=workers + plan.world_size, pieces=pieces, ranks_per_node=0)
+    ranks = tuple(replace(cost, rank=workers + cost.rank) for cost in planned.ranks)
+    return replace(planned, plan=moved, ranks=ranks)
+
+
+def _of_tiers(options: Options, tiers: Sequence[str]) -> Options:
+    """`options` within `tiers`; what the user asks for outside of them is refused where it would be trained."""
+    kept = tuple(tier for tier in options.tiers if tier in tiers)
+    return replace(options, tiers=kept) if kept else options
+
+
 def _asked(cfg: PlannerConfig) -> list[tuple[str, Sequence[str]]]:
     rules = [
         (f"planner.constraints.{name}.sharding_types", rule.sharding_types) for name, rule in cfg.constraints.items()
@@ -88,10 +129,10 @@ def _asked(cfg: PlannerConfig) -> list[tuple[str, Sequence[str]]]:
     return [("planner.sharding_types", cfg.sharding_types or []), *rules]
 
 
-def _trainable(engine: Engine, mode: str, rows: RowOptimizerConfig) -> tuple[str, ...]:
+def _trainable(engine: Engine, rows: RowOptimizerConfig) -> tuple[str, ...]:
     """Sharding types that train alike whatever the plan."""
     if engine == "store":
-        return tuple(kind for kind in STORE_TYPES if kind != "data_parallel" or mode == "het")
+        return STORE_TYPES
     return tuple(kind for kind in SHARDING_TYPES if kind not in BY_COLUMNS or rows.name != "rowwise_adagrad")
 
 

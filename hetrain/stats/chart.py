@@ -19,8 +19,14 @@ class Line:
     strong: bool = False
 
 
-def line_chart(lines: Sequence[Line], ticks: Sequence[tuple[float, str]], x_title: str, y_title: str) -> str:
-    """An <svg> element; `ticks`: marks of the x axis, which spans from the first to the last of them."""
+def line_chart(
+    lines: Sequence[Line], ticks: Sequence[tuple[float, str]], x_title: str, y_title: str, *, falling: bool = False
+) -> str:
+    """An <svg> element.
+
+    ticks: marks of the x axis, which spans from the first to the last of them.
+    falling: the lines leave the corner at the top right free for the legend, not that at the bottom.
+    """
     low, high = math.log(ticks[0][0]), math.log(ticks[-1][0])
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -46,7 +52,7 @@ def line_chart(lines: Sequence[Line], ticks: Sequence[tuple[float, str]], x_titl
             f"<title>{escape(line.name)}</title></path>"
         )
     for number, line in enumerate([line for line in lines if line.strong]):
-        y = HEIGHT - BOTTOM - 14 - 18 * number
+        y = TOP + 16 + 18 * number if falling else HEIGHT - BOTTOM - 14 - 18 * number
         dash = ' stroke-dasharray="6 4"' if line.dashed else ""
         parts.append(f'<path d="M{WIDTH - 292} {y}h28" stroke="{line.color}" stroke-width="2.5"{dash}/>')
         parts.append(f'<text x="{WIDTH - 258}" y="{y + 4}">{escape(line.name)}</text>')

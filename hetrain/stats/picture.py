@@ -33,7 +33,7 @@ def draw(path: Path, stats: Stats, head: Sequence[str], rows: Sequence[Sequence[
         "<p>Grey: single tables, their hottest rows. Least recently used is computed for ids that come "
         "independently of each other (Che's approximation); ids that come in bursts fare better.</p>",
         "<h2>What is left of a batch without its repeated ids</h2>",
-        line_chart(_unique_lines(stats), wide, "examples of a batch", "distinct ids per lookup"),
+        line_chart(_unique_lines(stats), wide, "examples of a batch", "distinct ids per lookup", falling=True),
         "<h2>Tables</h2>",
         _table(head, rows),
     ]
