@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetrain.planner.bound import Bound, Packing, lower_bound, mean
 from hetrain.planner.choose import choose
@@ -13,13 +14,14 @@ from hetrain.planner.place import Layout, place
 from hetrain.planner.relax import Relaxed
 from hetrain.planner.ruin import Rebuilder
 
+CHUNKS = (1.0, 0.2)  # most of a rank's memory that a part may take, where its table allows it
 TARGETS = (1.0, 1.02, 1.07)  # slowest ranks, as multiples of the bound, that layouts are built for
 SIZES = (4.0, 0.5, 0.2, 0.08)  # largest parts, of the bound, that choices are made for
 ROOMS = (1.0, 0.985, 0.95, 0.9)  # shares of the memory of the mean rank that a choice may use
 GOOD = 1.002  # of the bound: the search stops
 IMPROVED = 3  # layouts that the local search works on
 EFFORT = 1_500_000  # tables x cuts that are weighed in rebuilding, over all of these
-MOST_ROUNDS = 4000
+ROUNDS = 40  # of rebuilding at most, for each table
 
 
 def search(menu: Menu) -> tuple[Layout | None, Bound]:
@@ -32,7 +34,8 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     relaxed = packing.pack(mean, max(bound.ms, 1e-9), packing.least_everywhere, max(bound.ms, 1e-9))
     spent = _spent(menu, relaxed, bound.ms)
     found = sorted([*_built(menu, spent, bound.ms), *_chosen(packing, bound.ms)], key=lambda layout: layout.slowest)
-    rounds = min(MOST_ROUNDS, EFFORT // (len(menu.loads) * menu.there.shape[1]) + 200)
+    weighed = len(menu.loads) * menu.there.shape[1]
+    rounds = min(ROUNDS * len(menu.loads), EFFORT // weighed + 200)
     for layout in found[:IMPROVED]:
         if found[0].slowest > goal:
             improve(layout, goal)
@@ -51,18 +54,27 @@ def _spent(menu: Menu, relaxed: Relaxed, ms: float) -> Floats:
 
 def _built(menu: Menu, spent: Floats, ms: float) -> Iterator[Layout]:
     """Layouts made table by table, each with the cut and places that suit what is there already."""
-    for target, memory, snug in product(TARGETS, (0.0, 1.0), (True, False)):
+    for chunk, target, memory, snug in product(CHUNKS, TARGETS, (0.0, 1.0), (True, False)):
         layout = Layout(menu)
-        if Rebuilder(layout, spent).build(ms * target, memory, snug=snug):
+        if Rebuilder(layout, np.where(_small(menu, menu.chunk, chunk), spent, np.inf)).build(
+            ms * target, memory, snug=snug
+        ):
             yield layout
+
+
+def _small(menu: Menu, values: Floats, most: float) -> NDArray[np.bool_]:
+    """Cuts whose values [C, O] are up to `most`, or the least that their table allows [C, O]."""
+    least = np.where(menu.there, values, np.inf).min(1, keepdims=True)
+    held: NDArray[np.bool_] = menu.there & (values <= np.maximum(most, least))
+    return held
 
 
 def _chosen(packing: Packing, ms: float) -> Iterator[Layout]:
     """Layouts of the relaxed problem's choices, with as much of the memory as placing succeeds with."""
     menu, seen = packing.menu, set()
-    for size in SIZES:
-        least = np.where(menu.there, menu.largest, np.inf).min(1, keepdims=True)
-        allowed = menu.there & (menu.largest <= np.maximum(size * ms, least))
+    for chunk, size in product(CHUNKS, SIZES):
+        allowed = _small(menu, menu.chunk, chunk)
+        allowed &= _small(menu, np.where(allowed, menu.largest, np.inf), size * ms)
         values = np.where(allowed, menu.largest * menu.ranks + menu.everywhere, np.inf)
         relaxed = packing.price(values)
         for room in ROOMS:

@@ -29,6 +29,7 @@ class Menu:
     ranks: Floats  # [C, O] share of the ranks that the parts of a cut load, of those not on every rank
     everywhere: Floats  # [C, O] ms that it adds to every rank
     largest: Floats  # [C, O] ms of its largest part that is not on every rank
+    chunk: Floats  # [C, O] share of a rank's memory that a part takes where it lies
     hbm: Floats  # [C, O] bytes that it adds to the mean rank
     ddr: Floats
     cluster: Cluster
@@ -92,13 +93,15 @@ def _by_threshold(load: TableLoad, kinds: tuple[str, ...], options: Options) -> 
 def _arrays(cuts: Sequence[Sequence[Cut]], cluster: Cluster) -> tuple[NDArray[np.bool_], dict[str, Floats]]:
     ranks, local = cluster.world_size, cluster.ranks_per_node
     shape = (len(cuts), max(map(len, cuts)))
-    taken, everywhere, largest, hbm, ddr = (np.zeros(shape) for _ in range(5))
+    taken, everywhere, largest, chunk, hbm, ddr = (np.zeros(shape) for _ in range(6))
     there = np.arange(shape[1]) < np.array([len(row) for row in cuts])[:, None]
     for c, row in enumerate(cuts):
         for o, cut in enumerate(row):
             taken[c, o] = 0.0 if cut.place == ALL else cut.loaded_ranks(ranks, local) / ranks
             everywhere[c, o] = cut.cost if cut.place == ALL else 0.0
             largest[c, o] = 0.0 if cut.place == ALL else cut.cost
+            chunk[c, o] = max(cut.hbm / max(1, cluster.hbm_bytes), cut.ddr / max(1, cluster.ddr_bytes))
             hbm[c, o] = cut.hbm_total / ranks
             ddr[c, o] = cut.ddr_total / ranks
-    return there, {"ranks": taken, "everywhere": everywhere, "largest": largest, "hbm": hbm, "ddr": ddr}
+    names = ("ranks", "everywhere", "largest", "chunk", "hbm", "ddr")
+    return there, dict(zip(names, (taken, everywhere, largest, chunk, hbm, ddr), strict=True))
