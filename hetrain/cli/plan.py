@@ -1,9 +1,11 @@
 """`hetrain plan`: a plan for machines that need not exist: its predicted cost on the screen, plan.json, a picture."""
 
 import json
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
 from hetrain.cli.table import show
@@ -12,8 +14,10 @@ from hetrain.config.compose import chosen_experiment
 from hetrain.durable import write_text
 from hetrain.errors import ConfigError
 from hetrain.planner import table_list
+from hetrain.planner.cluster import Cluster
 from hetrain.planner.machines import PROFILE, Machines, machines_of
 from hetrain.planner.picture import page
+from hetrain.planner.plan import Plan
 from hetrain.planner.planned import Planned
 from hetrain.planner.report import HEAD, asked_lines, found_lines, rank_rows
 from hetrain.planner.request import STATE, loads_of, planned_for, tables_of
@@ -22,6 +26,7 @@ from hetrain.planner.workload import TableLoad
 __all__ = ["PROFILE", "run"]
 
 Lines = list[tuple[str, str]]
+PLAN_ALONE = ("plan.", "planner", "cluster=", "cluster.nodes=", "cluster.gpus_per_node=")  # what the plan has decided
 
 
 def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> int:
@@ -32,16 +37,40 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
     asked = asked_lines(what, loads, machines.cluster, machines.speeds_from)
     _say(asked)
     started = time.process_time()
-    planned = planned_for(cfg, loads, machines.cluster)
+    planned = _planned(cfg, loads, machines.cluster)
     seconds = time.process_time() - started
     print()
-    show(HEAD, rank_rows(planned, machines.cluster.ranks_per_node))
+    show(HEAD, rank_rows(planned))
     print()
     found = found_lines(planned, cfg.train.batch_size)
     files = _save(out, cfg, planned, loads, machines, [*asked, *found])
     took = ("took", f"{seconds:,.1f} s of one core ({cfg.planner.name})")
     _say([*found, took, ("saved", str(files[0])), ("picture", str(files[1]))])
+    if cfg.plan.tables is None:
+        _say([("next", _next(cfg, overrides, planned.plan, files[0]))])
     return 0
+
+
+def _planned(cfg: RunConfig, loads: Sequence[TableLoad], cluster: Cluster) -> Planned:
+    if cfg.planner.name != "torchrec":
+        return planned_for(cfg, loads, cluster)
+    from hetrain.launch.quiet import quiet_third_parties
+
+    quiet_third_parties()
+    from hetrain.planner.torchrec_planned import planned_by_torchrec
+
+    return planned_by_torchrec(cfg, loads, cluster)
+
+
+def _next(cfg: RunConfig, overrides: Sequence[str], plan: Plan, file: Path) -> str:
+    """The training by the plan, on as many ranks."""
+    words = [word for word in overrides if not word.lstrip("+").startswith(PLAN_ALONE)]
+    workers, per_node = plan.world_size - cfg.cluster.servers, plan.ranks_per_node or plan.world_size
+    if workers > per_node:
+        nodes = f"--nnodes {workers // per_node} --nproc-per-node {per_node}"
+        return f"torchrun {nodes} ... -m hetrain train {shlex.join([*words, f'planner.plan={file}'])}"
+    words = [word for word in words if not word.startswith("launch.nproc=")]
+    return shlex.join(["hetrain", "train", *words, f"planner.plan={file}", f"launch.nproc={workers}"])
 
 
 def _say(lines: Lines) -> None:
@@ -67,11 +96,13 @@ def _loads(cfg: RunConfig, folders: Sequence[Path]) -> tuple[str, list[TableLoad
 
 
 def _folder(cfg: RunConfig, what: str, machines: Machines) -> Path:
-    """Where the plan is written; a folder that holds one already is refused."""
-    cluster = machines.cluster
-    size = f"{cluster.nodes}x{cluster.ranks_per_node}"
-    name = f"{what}_{cfg.planner.name}_{size}_{time.strftime('%m%d-%H%M%S')}"
-    out = Path(cfg.plan.out) if cfg.plan.out is not None else Path("plans") / name
+    """Where the plan is written: `plan.out`, refused where it holds a plan already; else a name that is free."""
+    if cfg.plan.out is None:
+        size = f"{machines.cluster.nodes}x{machines.cluster.ranks_per_node}"
+        name = f"{what}_{cfg.planner.name}_{size}_{time.strftime('%m%d-%H%M%S')}"
+        names = (Path("plans") / (name if number == 1 else f"{name}_{number}") for number in count(1))
+        return next(path for path in names if not path.exists())
+    out = Path(cfg.plan.out)
     if (out / "plan.json").exists():
         raise ConfigError(f"plan.out={out}: holds a plan already. Choose another folder, or remove {out}/plan.json.")
     if out.exists() and not out.is_dir():

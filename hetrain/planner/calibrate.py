@@ -6,7 +6,6 @@ pooled embeddings, the sum of dense gradients. A speed is what makes the cost mo
 
 import json
 import os
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
 from hetrain.durable import write_text
+from hetrain.errors import TrainingError
 from hetrain.planner.cluster import GIB, Cluster
 from hetrain.planner.fit import line, relative_error
 from hetrain.planner.torchrec_prices import BYTES_PER_MS, TorchRecPrices
@@ -31,7 +31,8 @@ from hetrain.tables import Table
 LOOKUPS = ((512, 16, 1), (2048, 16, 10), (2048, 64, 1), (4096, 64, 4), (4096, 128, 1), (2048, 128, 10))  # B, D, pooling
 ROWS = 200_000  # of the table looked up: far more than caches of a core hold
 MESSAGES = tuple(1 << n for n in (12, 14, 16, 18, 20, 22, 24))  # bytes that a rank sends, to all others together
-REPEATS = 7
+REPEATS = 15
+MOST_OFF = 0.3  # of a line from its points, where speeds can be relied on
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ def calibrate(ranks: Ranks, device: torch.device, file: Path) -> None:
     for series in found:
         print(f"{series.what:<28}{series.gb_s:>9.3f} GB/s, {series.start_ms * 1000:,.0f} us to begin with ", end="")
         print(f"({len(series.times)} sizes, off by {series.error:.0%})")
+    if any(series.error > MOST_OFF for series in found):
+        print("The times are uneven: measure again when nothing else uses these machines.")
     print(f"saved       {file}{replaced}, which `hetrain plan` uses for cluster=local or as cluster.profile={file}")
 
 
@@ -101,7 +104,12 @@ def profile(found: list[Series], device: str, world_size: int, local: int) -> di
 
 def _fitted(what: str, sizes: list[float], times: list[float]) -> Series:
     start, slope = line(sizes, times)
-    return Series(what, tuple(sizes), tuple(times), start, 1 / (max(slope, 1e-12) * BYTES_PER_MS))
+    if not slope:
+        raise TrainingError(
+            f"--calibrate: the times of the {what} do not grow with their size, so something else used this machine "
+            "meanwhile. Measure again when it is idle."
+        )
+    return Series(what, tuple(sizes), tuple(times), start, 1 / (slope * BYTES_PER_MS))
 
 
 def _lookups(ranks: Ranks, device: torch.device) -> tuple[list[float], list[float]]:
@@ -156,7 +164,7 @@ def _sums(ranks: Ranks, device: torch.device) -> tuple[list[float], list[float]]
 
 
 def _slowest_ms(ranks: Ranks, device: torch.device, work: Callable[[], object]) -> float:
-    """The median over repeats of the slowest rank's time, after a repeat that does not count."""
+    """The shortest over repeats of the slowest rank's time: what others make longer says nothing of this cluster."""
     times: list[float] = []
     for _ in range(REPEATS + 1):
         if not ranks.alone:
@@ -166,4 +174,4 @@ def _slowest_ms(ranks: Ranks, device: torch.device, work: Callable[[], object]) 
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(max(ranks.gather((time.perf_counter() - begun) * 1000)))
-    return statistics.median(times[1:])
+    return min(times[1:])  # the first warms up

@@ -67,7 +67,9 @@ def _fit(lots: _Lots, price: Floats, limits: tuple[tuple[Floats, float], ...]) -
         need = [
             over / max(1.0, -float(lots.change(used)[lot, cut])) for (used, _), over in zip(limits, excess, strict=True)
         ]
-        tables = int(min(lots.count[lot], max(1, np.ceil(max(n for n, over in zip(need, excess, strict=True) if over)))))
+        tables = int(
+            min(lots.count[lot], max(1, np.ceil(max(n for n, over in zip(need, excess, strict=True) if over))))
+        )
         lots.move(int(lot), int(cut), tables)
     return False
 

@@ -18,6 +18,7 @@ USUAL = {
     "cpu": dict(zip(SPEEDS, (0.0, 10.0, 1.0, 1.0, 1.25, 60.0), strict=True)),
     "cuda": dict(zip(SPEEDS, (897.0, 51.0, 32.0, 600.0, 12.5, 20.0), strict=True)),
 }
+USED = {"cpu": ("ddr_gb_s", "intra_gb_s", "inter_gb_s", "latency_us"), "cuda": SPEEDS}
 NVIDIA = Path("/proc/driver/nvidia/gpus")  # one folder per GPU
 LOCAL_RANKS = 2  # of a machine without GPUs
 
@@ -73,7 +74,7 @@ def _speeds(cfg: ClusterConfig, device: str) -> tuple[dict[str, float], str]:
     speeds = {**USUAL[device], **measured, **given}
     speeds["hbm_gb_s"] = speeds["hbm_gb_s"] or speeds["ddr_gb_s"]  # never used on a CPU
     sources = [name for name, there in ((str(file), measured), ("the config", given)) if there]
-    if not measured and not {key for key in SPEEDS if USUAL[device][key]} <= given.keys():
+    if not measured and not set(USED[device]) <= given.keys():
         sources.append("common machines of the kind")
     return speeds, " and ".join(sources)
 

@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from hetrain.planner.cluster import GIB, Cluster
+from hetrain.planner.cluster import Cluster
 from hetrain.planner.piece import SHARDING_TYPES
 from hetrain.planner.planned import Planned
-from hetrain.planner.report import milliseconds
+from hetrain.planner.report import milliseconds, size_text
 from hetrain.planner.workload import TableLoad
 
 COLORS = dict(
@@ -41,7 +41,7 @@ def page(title: str, lines: Sequence[tuple[str, str]], planned: Planned, loads: 
             _held(planned, loads, c),
             '<h2>What each rank takes</h2><p><i style="background:#1f6feb"></i>compute '
             '<i style="background:#d1570a"></i>communication; red: the lower bound</p>',
-            _taken(planned, c),
+            _taken(planned),
             "<h2>Tables</h2>",
             _tables(planned, loads),
             "",
@@ -53,17 +53,17 @@ def _segments(planned: Planned, loads: Sequence[TableLoad]) -> list[list[Segment
     """Of every rank, its pieces from the largest on."""
     by_name = {load.table.name: load for load in loads}
     ranks: list[list[Segment]] = [[] for _ in planned.ranks]
-    plan = planned.plan
+    plan, first = planned.plan, planned.ranks[0].rank
     for piece in plan.pieces:
         load, kind = by_name[piece.table], plan.sharding[piece.table]
         size = piece.rows * load.row_bytes * piece.columns / load.table.dim
         last_row, last_column = piece.first_row + piece.rows - 1, piece.first_column + piece.columns - 1
         what = f"{piece.table}: rows {piece.first_row:,} to {last_row:,}, columns {piece.first_column} to {last_column}"
-        ranks[piece.rank].append((kind, f"{what}, {piece.tier}, {size / GIB:.3f} GiB", size))
+        ranks[piece.rank - first].append((kind, f"{what}, {piece.tier}, {size_text(size)}", size))
     for name in sorted(plan.replicated):
         size = by_name[name].table.rows * by_name[name].row_bytes
         for held in ranks:
-            held.append(("data_parallel", f"{name}: all rows, replicated, {size / GIB:.3f} GiB", size))
+            held.append(("data_parallel", f"{name}: all rows, replicated, {size_text(size)}", size))
     most = max(2, SEGMENTS // len(ranks))
     return [list(_drawn(sorted(held, key=lambda s: (s[0], -s[2])), most)) for held in ranks]
 
@@ -78,75 +78,78 @@ def _drawn(held: Sequence[Segment], most: int) -> Iterator[Segment]:
         else:
             rest[kind].append(size)
     for kind, sizes in rest.items():
-        yield kind, f"{len(sizes):,} smaller pieces, {kind}, {sum(sizes) / GIB:.3f} GiB", sum(sizes)
+        yield kind, f"{len(sizes):,} smaller pieces, {kind}, {size_text(sum(sizes))}", sum(sizes)
 
 
 def _held(planned: Planned, loads: Sequence[TableLoad], c: Cluster) -> str:
     room = (c.hbm_bytes if c.kind == "cuda" else 0) + c.ddr_bytes
     segments = _segments(planned, loads)
     fullest = max(1.0, *(sum(size for *_, size in held) for held in segments))
-    scale = BAR / min(room, 1.1 * fullest) if room else BAR / fullest
+    scale = BAR / min(room or fullest, 1.1 * fullest)
     rows: list[str] = []
-    for rank, held in enumerate(segments):
-        x, parts = float(LEFT), [_room(rank, c)]
+    for at, held in enumerate(segments):
+        x, y, parts = float(LEFT), _y(at, planned), []
         for kind, what, size in held:
             width = size * scale
             parts.append(
-                f'<rect class="piece" x="{x:.1f}" y="{_y(rank, c)}" width="{max(width, 0.2):.1f}" height="12" '
+                f'<rect class="piece" x="{x:.1f}" y="{y}" width="{max(width, 0.2):.1f}" height="12" '
                 f'fill="{COLORS[kind]}"><title>{escape(what)}</title></rect>'
             )
             x += width
-        total = sum(size for *_, size in held)
-        parts.append(f'<text x="{LEFT + BAR + 8}" y="{_y(rank, c) + 10}">{total / GIB:.2f} GiB</text>')
-        rows.append("".join(parts))
-    return _svg(rows, c)
+        rows.append(_rank(at, planned, parts, size_text(sum(size for *_, size in held))))
+    return _svg(rows, planned)
 
 
-def _taken(planned: Planned, c: Cluster) -> str:
+def _taken(planned: Planned) -> str:
     scale = BAR / max(planned.slowest_ms, planned.lower_bound_ms, 1e-9)
     rows = []
-    for cost in planned.ranks:
-        x, parts = float(LEFT), [_room(cost.rank, c)]
+    for at, cost in enumerate(planned.ranks):
+        x, y, parts = float(LEFT), _y(at, planned), []
         for color, ms in (("#1f6feb", cost.compute_ms), ("#d1570a", cost.comm_ms)):
-            parts.append(
-                f'<rect x="{x:.1f}" y="{_y(cost.rank, c)}" width="{ms * scale:.1f}" height="12" fill="{color}"/>'
-            )
+            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{ms * scale:.1f}" height="12" fill="{color}"/>')
             x += ms * scale
-        text = f"{milliseconds(cost.total_ms)} ms"
-        parts.append(f'<text x="{LEFT + BAR + 8}" y="{_y(cost.rank, c) + 10}">{text}</text>')
-        rows.append("".join(parts))
-    at = LEFT + planned.lower_bound_ms * scale
-    rows.append(f'<path class="bound" d="M{at:.1f} 0V{_y(c.world_size, c)}"/>')
-    return _svg(rows, c)
+        rows.append(_rank(at, planned, parts, f"{milliseconds(cost.total_ms)} ms"))
+    bound = LEFT + planned.lower_bound_ms * scale
+    return _svg([*rows, f'<path class="bound" d="M{bound:.1f} 0V{_y(len(rows), planned)}"/>'], planned)
 
 
-def _y(rank: int, c: Cluster) -> int:
+def _per_node(planned: Planned) -> int:
+    return planned.plan.ranks_per_node or len(planned.ranks)
+
+
+def _y(at: int, planned: Planned) -> int:
     """Ranks below each other, with a gap between machines."""
-    return 4 + rank * 15 + rank // c.ranks_per_node * 8
+    return 4 + at * 15 + at // _per_node(planned) * 8
 
 
-def _room(rank: int, c: Cluster) -> str:
-    name = f"rank {rank}" if c.nodes == 1 else f"{rank // c.ranks_per_node} / rank {rank}"
-    y = _y(rank, c)
-    return (
-        f'<text x="{LEFT - 6}" y="{y + 10}" text-anchor="end">{name}</text>'
-        f'<rect class="room" x="{LEFT}" y="{y}" width="{BAR}" height="12"/>'
+def _rank(at: int, planned: Planned, parts: Sequence[str], text: str) -> str:
+    """The line of one rank: its name, its bar on the room there is, and a figure."""
+    rank, y = planned.ranks[at].rank, _y(at, planned)
+    name = f"rank {rank}" if _per_node(planned) == len(planned.ranks) else f"{at // _per_node(planned)} / rank {rank}"
+    return "".join(
+        [
+            f'<text x="{LEFT - 6}" y="{y + 10}" text-anchor="end">{name}</text>',
+            f'<rect class="room" x="{LEFT}" y="{y}" width="{BAR}" height="12"/>',
+            *parts,
+            f'<text x="{LEFT + BAR + 8}" y="{y + 10}">{text}</text>',
+        ]
     )
 
 
-def _svg(rows: Sequence[str], c: Cluster) -> str:
-    return "\n".join([f'<svg viewBox="0 0 {WIDTH} {_y(c.world_size, c) + 4}" role="img">', *rows, "</svg>"])
+def _svg(rows: Sequence[str], planned: Planned) -> str:
+    height = _y(len(planned.ranks), planned) + 4
+    return "\n".join([f'<svg viewBox="0 0 {WIDTH} {height}" role="img">', *rows, "</svg>"])
 
 
 def _tables(planned: Planned, loads: Sequence[TableLoad]) -> str:
     by_size = sorted(loads, key=lambda load: -load.table.rows * load.row_bytes)
-    head = ("table", "rows", "dim", "lookups per example", "GiB", "cut as", "pieces")
+    head = ("table", "rows", "dim", "lookups per example", "size", "cut as", "pieces")
     rows = ["".join(f"<th>{cell}</th>" for cell in head)]
     for load in by_size[:MOST_TABLES]:
         table = load.table
         cells = (
             *(escape(table.name), f"{table.rows:,}", f"{table.dim}", f"{load.pooling:g}"),
-            f"{table.rows * load.row_bytes / GIB:.3f}",
+            size_text(table.rows * load.row_bytes),
             planned.plan.sharding[table.name],
             "on every rank" if table.name in planned.plan.replicated else f"{len(planned.plan.of_table(table.name)):,}",
         )

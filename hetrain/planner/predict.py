@@ -1,7 +1,7 @@
 """What any plan costs on every rank, whoever made it: each piece at the price of the cut it is of."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hetrain.planner.cluster import Cluster
@@ -15,27 +15,57 @@ BY_ROWS = ("row_wise", "table_row_wise", "grid_shard")
 
 
 def predict(plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_size: int) -> tuple[RankCost, ...]:
-    """The cost of a plan for TorchRec, checked already, per rank of `cluster`.
+    """The cost of a plan, checked already, per rank of `cluster`.
 
     A piece of all rows costs what a whole table of its columns would; one of a block of rows what its block does.
     """
+    sums: list[Counter[str]] = [Counter() for _ in range(cluster.world_size)]
+    spent = [[0.0, 0.0] for _ in sums]
+    for _, rank, rows, cut in _held(plan, loads, cluster, batch_size):
+        sums[rank].update(hbm=cut.hbm, ddr=cut.ddr, rows=rows)
+        spent[rank][0] += cut.compute_ms
+        spent[rank][1] += cut.comm_ms
+    return tuple(RankCost(rank, held["hbm"], held["ddr"], held["rows"], *spent[rank]) for rank, held in enumerate(sums))
+
+
+def bottleneck(plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_size: int, rank: int) -> str:
+    """What makes `rank` of the cluster, the slowest, slow, and what would move it, in words."""
+    by_table: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for load, holder, _, cut in _held(plan, loads, cluster, batch_size):
+        if holder == rank:
+            by_table[load.table.name][0] += cut.compute_ms
+            by_table[load.table.name][1] += cut.comm_ms
+    compute, comm = (sum(ms[i] for ms in by_table.values()) for i in (0, 1))
+    if not compute + comm:
+        return "no table is looked up"
+    share = max(compute, comm) / (compute + comm)
+    what, key = "reading and updating rows; faster memory", "hbm_gb_s" if cluster.kind == "cuda" else "ddr_gb_s"
+    if comm > compute:
+        what, key = "exchange; a faster link", "inter_gb_s" if cluster.nodes > 1 else "intra_gb_s"
+    top = max(by_table, key=lambda name: sum(by_table[name]))
+    return (
+        f"{share:.0%} of its time is {what} (cluster.{key}) or a smaller train.batch_size would move it. Most is table "
+        f"{top!r} ({plan.sharding[top]}, {sum(by_table[top]):.3g} of {compute + comm:.3g} ms)"
+    )
+
+
+def _held(
+    plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_size: int
+) -> Iterator[tuple[TableLoad, int, int, Cut]]:
+    """Table, rank, rows and price of everything that a rank holds."""
     prices = TorchRecPrices(cluster, batch_size)
-    ranks = [_Rank() for _ in range(cluster.world_size)]
     for load in loads:
         name = load.table.name
         if name in plan.replicated:
             (cut,) = prices.cuts(load, ("data_parallel",), (cluster.device_tier,))
-            for rank in ranks:
-                rank.add(cut, load.table.rows)
+            yield from ((load, rank, load.table.rows, cut) for rank in range(cluster.world_size))
             continue
         pieces = plan.of_table(name)
         cuts = {
             (columns, tier): _cut(prices, load, plan.sharding[name], columns, tier)
             for columns, tier in {(piece.columns, piece.tier) for piece in pieces}
         }
-        for piece in pieces:
-            ranks[piece.rank].add(cuts[piece.columns, piece.tier], piece.rows)
-    return tuple(rank.cost(number) for number, rank in enumerate(ranks))
+        yield from ((load, piece.rank, piece.rows, cuts[piece.columns, piece.tier]) for piece in pieces)
 
 
 def _cut(prices: TorchRecPrices, load: TableLoad, kind: str, columns: int, tier: str) -> Cut:
@@ -45,20 +75,3 @@ def _cut(prices: TorchRecPrices, load: TableLoad, kind: str, columns: int, tier:
     if kind == "grid_shard":
         return next(cut for cut in prices.cuts(load, (kind,), (tier,)) if load.table.dim // cut.parts == columns)
     return prices.cuts(load, (kind,), (tier,))[0]
-
-
-class _Rank:
-    """Sums of one rank."""
-
-    def __init__(self) -> None:
-        self._sums: Counter[str] = Counter()
-        self._ms = [0.0, 0.0]
-
-    def add(self, cut: Cut, rows: int) -> None:
-        self._sums.update(hbm=cut.hbm, ddr=cut.ddr, rows=rows)
-        self._ms[0] += cut.compute_ms
-        self._ms[1] += cut.comm_ms
-
-    def cost(self, number: int) -> RankCost:
-        sums = self._sums
-        return RankCost(number, sums["hbm"], sums["ddr"], sums["rows"], *self._ms)

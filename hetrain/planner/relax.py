@@ -42,7 +42,9 @@ def relax(values: Floats, limits: Sequence[Limit], copies: Ints) -> Relaxed:
         return Relaxed(np.inf, values, tuple(prices))
     for turn in range(ROUNDS):
         for i, limit in enumerate(limits):
-            others = values + sum(p * x.used for k, (p, x) in enumerate(zip(prices, limits, strict=True)) if k != i and p)
+            others = values + sum(
+                p * x.used for k, (p, x) in enumerate(zip(prices, limits, strict=True)) if k != i and p
+            )
             before, prices[i] = prices[i], _turning(others, limit, copies)
             if turn and abs(before - prices[i]) <= 1e-3 * before:
                 continue

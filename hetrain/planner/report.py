@@ -8,8 +8,14 @@ from hetrain.planner.planned import Planned, RankCost
 from hetrain.planner.workload import TableLoad
 
 HEAD = ("rank", "node", "hbm GiB", "ddr GiB", "rows", "compute ms", "comm ms", "total ms")
+MIB = 1 << 20
 SHOWN = 16  # ranks listed one by one
 SLOWEST = 5  # of more ranks
+
+
+def size_text(size: float) -> str:
+    """Bytes in words."""
+    return f"{size / GIB:,.2f} GiB" if size >= GIB else f"{size / MIB:,.2f} MiB"
 
 
 def total_bytes(loads: Sequence[TableLoad]) -> int:
@@ -17,14 +23,18 @@ def total_bytes(loads: Sequence[TableLoad]) -> int:
     return sum(load.table.rows * load.row_bytes for load in loads)
 
 
-def rank_rows(planned: Planned, ranks_per_node: int) -> list[tuple[str, ...]]:
+def rank_rows(planned: Planned) -> list[tuple[str, ...]]:
     """Cells below HEAD: every rank, or of many the slowest, the fastest and the mean."""
-    ranks = planned.ranks
+    ranks, per_node = planned.ranks, planned.plan.ranks_per_node or planned.plan.world_size
+
+    def row(cost: RankCost) -> tuple[str, ...]:
+        return _row(str(cost.rank), str(cost.rank // per_node), cost)
+
     if len(ranks) <= SHOWN:
-        return [_row(str(cost.rank), str(cost.rank // ranks_per_node), cost) for cost in ranks]
+        return [row(cost) for cost in ranks]
     by_time = sorted(ranks, key=lambda cost: -cost.total_ms)
-    rows = [_row(str(cost.rank), str(cost.rank // ranks_per_node), cost) for cost in (*by_time[:SLOWEST], by_time[-1])]
-    return [*rows[:-1], ("...",) * len(HEAD), rows[-1], _row("mean", "", _mean(ranks))]
+    slowest = [row(cost) for cost in by_time[:SLOWEST]]
+    return [*slowest, ("...",) * len(HEAD), row(by_time[-1]), _row("mean", "", _mean(ranks))]
 
 
 def _mean(ranks: Sequence[RankCost]) -> RankCost:
@@ -41,7 +51,12 @@ def _mean(ranks: Sequence[RankCost]) -> RankCost:
 
 def _row(name: str, node: str, cost: RankCost) -> tuple[str, ...]:
     times = (milliseconds(ms) for ms in (cost.compute_ms, cost.comm_ms, cost.total_ms))
-    return name, node, f"{cost.hbm_bytes / GIB:.2f}", f"{cost.ddr_bytes / GIB:.2f}", f"{cost.rows:,}", *times
+    return name, node, _gib(cost.hbm_bytes), _gib(cost.ddr_bytes), f"{cost.rows:,}", *times
+
+
+def _gib(size: int) -> str:
+    gib = size / GIB
+    return f"{gib:.2f}" if gib >= 1 or not size else f"{gib:.3g}"
 
 
 def milliseconds(ms: float) -> str:
@@ -62,7 +77,7 @@ def asked_lines(what: str, loads: Sequence[TableLoad], cluster: Cluster, speeds_
     return [
         (
             "tables",
-            f"{len(loads):,} ({what}): {rows:,} rows, {total_bytes(loads) / GIB:,.2f} GiB with optimizer state, "
+            f"{len(loads):,} ({what}): {rows:,} rows, {size_text(total_bytes(loads))} with optimizer state, "
             f"{sum(load.pooling for load in loads):,.4g} lookups per example",
         ),
         ("skew", skew),
@@ -74,14 +89,13 @@ def asked_lines(what: str, loads: Sequence[TableLoad], cluster: Cluster, speeds_
 def found_lines(planned: Planned, batch_size: int) -> list[tuple[str, str]]:
     """How good the plan is, and what would make it better."""
     slowest, bound = planned.slowest_ms, planned.lower_bound_ms
-    rank = max(planned.ranks, key=lambda cost: cost.total_ms).rank
     above = f"{slowest / bound - 1:.1%} above" if bound > 0 else "above"
     kinds = Counter(planned.plan.sharding.values())
     return [
-        ("slowest", f"rank {rank}: {milliseconds(slowest)} ms for the embeddings of {batch_size:,} examples per rank"),
+        ("slowest", f"{milliseconds(slowest)} ms a step for the embeddings of {batch_size:,} examples per rank"),
         ("bound", f"{above} {milliseconds(bound)} ms, which no plan can go below: {planned.bounded_by}"),
         ("balance", f"max/mean {planned.imbalance:.3f}"),
         ("bottleneck", planned.bottleneck),
         ("tables as", ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())),
-        ("memory", ", ".join(f"{size / GIB:,.2f} GiB in {tier}" for tier, size in planned.tiers.items() if size)),
+        ("memory", ", ".join(f"{size_text(size)} in {tier}" for tier, size in planned.tiers.items() if size)),
     ]

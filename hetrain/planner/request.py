@@ -104,11 +104,16 @@ def planned_for(cfg: RunConfig, loads: Sequence[TableLoad], cluster: Cluster, ti
     names = {load.table.name for load in loads}
     options = options_of(cfg.planner, engine, mode, cfg.optimizer.rows, names)
     planned = make_plan(cfg.planner.name, loads, owners, engine, cfg.train.batch_size, _of_tiers(options, tiers))
-    if not servers:
-        return planned
-    first = cluster.world_size
-    pieces = tuple(replace(piece, rank=first + piece.rank) for piece in planned.plan.pieces)
-    return replace(planned, plan=replace(planned.plan, world_size=first + servers, pieces=pieces, ranks_per_node=0))
+    return planned if not servers else after_workers(planned, cluster.world_size)
+
+
+def after_workers(planned: Planned, workers: int) -> Planned:
+    """The plan of servers, which are ranks `workers` and following."""
+    plan = planned.plan
+    pieces = tuple(replace(piece, rank=workers + piece.rank) for piece in plan.pieces)
+    moved = replace(plan, world_size=workers + plan.world_size, pieces=pieces, ranks_per_node=0)
+    ranks = tuple(replace(cost, rank=workers + cost.rank) for cost in planned.ranks)
+    return replace(planned, plan=moved, ranks=ranks)
 
 
 def _of_tiers(options: Options, tiers: Sequence[str]) -> Options:

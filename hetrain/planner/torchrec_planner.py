@@ -1,7 +1,7 @@
 """Plans by TorchRec's EmbeddingShardingPlanner. No process group, no allocation of tables."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,16 @@ BYTES_PER_MS = 1e6  # of 1 GB/s
 MORE = "launch.nproc"  # the key that gives more ranks to hold rows
 HASH = ", set store.index=hash to hold only the rows seen"
 BOUNDLESS = 1 << 60  # bytes
+EVEN: Mapping[str, Sequence[float]] = {}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Machines to plan for, the mean bag lengths of every table's features, and the key that gives more machines."""
+
+    devices: DeviceSet
+    poolings: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    more: str = MORE
 
 
 class BagSharder(EmbeddingBagCollectionSharder):
@@ -95,6 +105,7 @@ def sharding_plan(
     world_size: int,
     device: torch.device,
     batch_size: int,
+    asked: "Asked | None" = None,
 ) -> ShardingPlan:
     """TorchRec's plan for `bsp`, checked; raises ConfigError when none fits or a type cannot be trained.
 
@@ -105,10 +116,12 @@ def sharding_plan(
         world_size: ranks to plan for, which need not exist.
         device: kind of device the ranks train on.
         batch_size: examples per rank and step.
+        asked: other machines than this run's.
     """
     allowed = _checked_types(cfg, BSP_TYPES, "consistency=bsp", row_optimizer)
     types = allowed if world_size > 1 else ["table_wise"]
-    plan = _search(tables, row_optimizer, types, device_set(world_size, device, cfg.memory_gib), batch_size)
+    asked = asked or Asked(device_set(world_size, device, cfg.memory_gib))
+    plan = _search(tables, row_optimizer, types, asked.devices, batch_size, asked.more, poolings=asked.poolings)
     plan_of(plan, tables, world_size).check(tables)
     return plan
 
@@ -122,6 +135,7 @@ def store_plan(
     servers: int = 0,
     *,
     index: str = "array",
+    asked: "Asked | None" = None,
 ) -> Plan:
     """Which owner holds which rows for the store: whole tables and row ranges, no replicas.
 
@@ -129,6 +143,7 @@ def store_plan(
     `data_parallel` in `planner.sharding_types` is passed over: cached rows are the store's replicas.
     With `index` hash an owner holds the rows seen, and nobody knows how many they will be: tables are dealt out by
     their rows as ever, but never refused, and those too large for a rank are cut by rows where that is allowed.
+    `asked`: other machines than this run's, of owners alone.
     """
     types = [t for t in _checked_types(cfg, BSP_TYPES, "consistency=het", "sgd") if t in STORE_TYPES]
     if not types:
@@ -138,12 +153,12 @@ def store_plan(
         )
     owners = servers or world_size
     types = types if owners > 1 else ["table_wise"]
-    devices = device_set(owners, torch.device("cpu") if servers else device, cfg.memory_gib)
-    more = "cluster.servers" if servers else MORE
+    asked = asked or Asked(device_set(owners, torch.device("cpu") if servers else device, cfg.memory_gib))
+    devices, more = asked.devices, "cluster.servers" if servers else asked.more
+    limits: dict[str, Any] = {"remedy": HASH}
     if index == "hash":
-        search = _search(tables, "rowwise_adagrad", types, _boundless(devices), batch_size, more, whole=devices.memory)
-    else:
-        search = _search(tables, "rowwise_adagrad", types, devices, batch_size, more, remedy=HASH)
+        devices, limits = _boundless(devices), {"whole": devices.memory}
+    search = _search(tables, "rowwise_adagrad", types, devices, batch_size, more, poolings=asked.poolings, **limits)
     found = plan_of(search, tables, owners)
     first = world_size - owners
     pieces = tuple(replace(piece, rank=first + piece.rank, tier=HOST) for piece in found.pieces)
@@ -209,12 +224,20 @@ def _search(
     *,
     remedy: str = "",
     whole: int = BOUNDLESS,
+    poolings: Mapping[str, Sequence[float]] = EVEN,
 ) -> ShardingPlan:
     """`more`: the key that gives more ranks, for the error of tables that do not fit; `remedy`: another one.
 
-    Tables of more than `whole` bytes are cut by rows, where that is allowed.
+    Tables of more than `whole` bytes are cut by rows, where that is allowed. `poolings`: mean bag lengths of a table's
+    features where they are not 1.
     """
-    constraints = {t.name: ParameterConstraints(sharding_types=_cut(t, types, devices, whole)) for t in tables}
+    constraints = {
+        t.name: ParameterConstraints(
+            sharding_types=_cut(t, types, devices, whole),
+            pooling_factors=list(poolings.get(t.name, [1.0] * len(t.features))),
+        )
+        for t in tables
+    }
     planner = EmbeddingShardingPlanner(
         topology=_topology(devices),
         batch_size=batch_size,

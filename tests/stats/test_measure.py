@@ -2,15 +2,18 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from hetrain.config import DataConfig, SampleConfig
+from hetrain.data.sample import ensure_sample
 from hetrain.data.schema import load_schema
 from hetrain.errors import DataError
-from hetrain.stats.measure import QUANTILES, load, measure, save
+from hetrain.stats.measure import QUANTILES, load, measure, save, stats_file
 from tests.data.sets import write_set
 
 
@@ -74,3 +77,13 @@ def test_saved_stats_are_read_again_and_only_with_their_data(tmp_path: Path) -> 
     file.write_text('{"format": 0}')
     with pytest.raises(DataError, match="format 0, this version reads 1"):
         load(path, schema)
+
+
+def test_stats_go_with_a_sample_that_is_made_anew(tmp_path: Path) -> None:
+    cfg = DataConfig(path=str(tmp_path / "sample"), sample=SampleConfig(rows=200, cardinalities=[9]))
+    ensure_sample(cfg)
+    for file in (save(cfg.path, measure(cfg.path)), tmp_path / "sample" / "stats.html"):
+        file.touch()
+    assert not ensure_sample(cfg)
+    assert ensure_sample(replace(cfg, sample=SampleConfig(rows=300, cardinalities=[9])))
+    assert not stats_file(cfg.path).exists()
