@@ -2,13 +2,14 @@
 
     python benchmarks/uneven_rows.py --preset prototype --owners 4 --exponent 1.1
 
-Tables of Zipf ids (benchmarks/zipf_data.py), every one of at least `--smallest` rows cut over all owners, the others
-whole. `ordered`: an id is its rank, the hottest first, as vocabularies by count have them; `spread`: ranks spread over
-the table, as hashed ids are. Plans, made from one sample of batches and measured on another:
+Tables of Zipf ids (benchmarks/zipf_data.py). `ordered`: an id is its rank, the hottest first, as vocabularies by count
+have them; `spread`: ranks spread over the table, as hashed ids are. Plans, made from one sample of batches and measured
+on another; the first, third and fourth cut every table of at least `--smallest` rows over all owners:
 
-    blocks    block k of every cut table on owner k, as row-wise sharding has it
-    lookups   ranges of equal lookups, the largest load first to the owner with least
-    distinct  the same by the distinct rows of a batch, which are what travels
+    blocks        block k of every cut table on owner k, as row-wise sharding has it
+    hierarchical  planner=hierarchical with the sample's skew, as `hetrain stats` measures it
+    lookups       ranges of equal lookups, the largest load first to the owner with least
+    distinct      the same by the distinct rows of a batch, which are what travels
 
 An owner's share is counted by the store's own placement of the rows.
 """
@@ -22,9 +23,14 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.zipf_data import PRESETS, ZipfColumn, permuted, spread_by
+from hetrain.planner.cluster import GIB, Cluster
+from hetrain.planner.measured import skew_of
+from hetrain.planner.options import Options
 from hetrain.planner.piece import Piece
 from hetrain.planner.plan import Plan
-from hetrain.planner.row_ranges import even_ranges
+from hetrain.planner.strategies import make_plan
+from hetrain.planner.workload import TableLoad
+from hetrain.stats.spectrum import Spectrum
 from hetrain.store.space import Placement, RowSpace
 from hetrain.tables import Table
 
@@ -48,6 +54,27 @@ def quantiles(ids: Ids, rows: int) -> list[int]:
     """The rows below which k / QUANTILES of `ids` lie, with the first row and the number of rows at the ends."""
     inner = np.sort(ids)[np.arange(1, QUANTILES) * len(ids) // QUANTILES]
     return [0, *inner.tolist(), rows]
+
+
+def ranges_of(ids: Ids, rows: int, parts: int) -> list[int]:
+    """Boundaries between which equal shares of `ids` lie; no range is empty."""
+    bounds = [0]
+    for k, row in enumerate(np.sort(ids)[np.arange(1, parts) * len(ids) // parts], start=1):
+        bounds.append(min(max(int(row), bounds[-1] + 1), rows - (parts - k)))
+    return [*bounds, rows]
+
+
+def hierarchical(tables: Sequence[Table], lookups: Sequence[Ids], owners: int, batch: int) -> Plan:
+    """The strategy's plan for owners that are hosts of their own, by what these lookups say of the skew."""
+    loads = []
+    for table, ids in zip(tables, lookups, strict=True):
+        groups = Spectrum.of(np.unique(ids, return_counts=True)[1]).coarse()
+        pairs = list(zip(groups.ids.tolist(), groups.lookups.tolist(), strict=True))
+        skew = skew_of({"spectrum": pairs, "row_quantiles": quantiles(ids, table.rows)})
+        loads.append(TableLoad(table, (1.0,), skew=skew))
+    cluster = Cluster("cpu", owners, 1, 0, 64 * GIB, 10.0, 10.0, 1.0, 1.25)
+    options = Options(("table_wise", "row_wise"))
+    return make_plan("hierarchical", loads, cluster, "store", batch, options).plan
 
 
 def blocks(table: Table, owners: int, *, cut: bool) -> list[int]:
@@ -102,10 +129,13 @@ def measure(args: argparse.Namespace, *, spread: bool) -> None:
     lookups = [np.concatenate(ids) for ids in known]
     distinct = [np.concatenate([np.unique(batch) for batch in ids]) for ids in known]
     even = [blocks(t, args.owners, cut=c) for t, c in zip(tables, cut, strict=True)]
-    plans = {"blocks": plan_of(tables, even, lookups, args.owners)}
+    plans = {
+        "blocks": plan_of(tables, even, lookups, args.owners),
+        "hierarchical": hierarchical(tables, lookups, args.owners, args.batch),
+    }
     for name, loads in (("lookups", lookups), ("distinct", distinct)):
         ranges = [
-            even_ranges(quantiles(ids, t.rows), args.owners) if c else [0, t.rows]
+            ranges_of(ids, t.rows, args.owners) if c else [0, t.rows]
             for t, ids, c in zip(tables, loads, cut, strict=True)
         ]
         plans[name] = plan_of(tables, ranges, loads, args.owners)

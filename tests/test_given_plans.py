@@ -71,7 +71,13 @@ def whole(ranks, number):
 def test_a_given_plan_is_trained_and_changes_no_result(tmp_path):
     store, rows = given(tmp_path, "het", uneven)
     bsp, strips = given(tmp_path, "bsp", columns, optimizer__rows__name="adagrad")
-    ranks = run_ranks(2, train_all, [*store, *bsp])
+    ours = small_run.config(tmp_path, "het", train__epochs=1, planner__name="hierarchical", name="het_ours")
+    ranks = run_ranks(2, train_all, [*store, *bsp, ours])
+    made = json.loads((ranks[0][4][2] / "plan.json").read_text())
+    assert made["engine"] == "store"
+    assert made["predicted"]["ranks"][1]["rank"] == 1
+    for key in ("auc", "logloss"):
+        assert ranks[0][4][0][key] == pytest.approx(ranks[0][0][0][key], abs=1e-6)
     for number, made in ((1, rows), (3, strips)):
         summary, expected = ranks[0][number][0], ranks[0][number - 1][0]
         for key in ("steps", "examples", "auc", "logloss"):

@@ -18,6 +18,7 @@ from hetrain.planner.relax import Limit, Relaxed, relax
 
 TIGHT = 1e-3  # relative: how finely T and A are searched
 MOST_SPLITS = 400  # of the interval of A
+MANY = 200  # kinds of tables: so many parts are packed nearly as well as the mean says
 Share = Callable[[Floats], Floats]
 
 
@@ -72,7 +73,7 @@ class Packing:
         cluster = menu.cluster
         self.memory = (Limit(menu.hbm, float(cluster.hbm_bytes)), Limit(menu.ddr, float(cluster.ddr_bytes)))
         self.least_everywhere = float(menu.copies @ _allowed(menu.everywhere, menu).min(1))
-        self.shares = list(shares())
+        self.shares = list(shares())[: 1 if len(menu.cuts) > MANY else None]
 
     def pack(self, share: Share, slowest: float, low: float, high: float) -> Relaxed:
         """Least share of the ranks taken by parts in `slowest` ms, where every rank spends `low` to `high` on all."""
@@ -82,6 +83,10 @@ class Packing:
         values = (menu.largest * menu.ranks + menu.everywhere) / slowest if share is mean else share(part) * menu.ranks
         values[~menu.there | (part > 1 + 1e-12)] = np.inf
         return relax(values, (Limit(menu.everywhere, high), *self.memory), menu.copies)
+
+    def price(self, values: Floats) -> Relaxed:
+        """The least sum of `values` [C, O] within the memory of the mean rank."""
+        return relax(values, self.memory, self.menu.copies)
 
     def refuted(self, slowest: float, low: float, high: float) -> str:
         """Why no plan of `slowest` ms spends `low` to `high` on what all ranks do; empty where none is found."""

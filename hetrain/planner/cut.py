@@ -22,6 +22,7 @@ class Cut:
     ddr: int
     hbm_total: int  # over all ranks: the last block of rows may be shorter than the others
     ddr_total: int
+    even: bool = False  # row ranges of the store: of equal rows, not of equal lookups
 
     @property
     def cost(self) -> float:

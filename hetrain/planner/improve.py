@@ -64,7 +64,7 @@ def _parts(layout: Layout) -> _Parts:
 
 
 def _one_exchange(layout: Layout, parts: _Parts, rank: int) -> bool:
-    """Move a part off `rank`, or swap it for a smaller one, whichever leaves the two ranks fastest; False: none does."""
+    """Move a part off `rank`, or swap it for a smaller one, as leaves the two ranks fastest; False: nothing helps."""
     mine = np.flatnonzero(parts.rank == rank)
     if not len(mine):
         return False

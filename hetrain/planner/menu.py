@@ -29,6 +29,7 @@ class Menu:
     ranks: Floats  # [C, O] share of the ranks that the parts of a cut load, of those not on every rank
     everywhere: Floats  # [C, O] ms that it adds to every rank
     largest: Floats  # [C, O] ms of its largest part that is not on every rank
+    chunk: Floats  # [C, O] share of a rank's memory that a part takes where it lies
     hbm: Floats  # [C, O] bytes that it adds to the mean rank
     ddr: Floats
     cluster: Cluster
@@ -44,24 +45,27 @@ def make_menu(loads: Sequence[TableLoad], cluster: Cluster, prices: Prices, opti
         key = (table.rows, table.dim, load.poolings, load.element_bytes, load.state_bytes_per_row, load.skew, rule)
         if key not in kinds:
             kinds[key] = len(kinds)
-            cuts.append(tuple(_allowed(load, rule, prices, options)))
+            cuts.append(tuple(_allowed(load, rule, prices, options, cluster.world_size)))
             copies.append(0)
         kind_of.append(kinds[key])
         copies[kinds[key]] += 1
-    return Menu(tuple(loads), np.array(kind_of), np.array(copies), tuple(cuts), *_arrays(cuts, cluster), cluster)
+    there, arrays = _arrays(cuts, cluster)
+    return Menu(tuple(loads), np.array(kind_of), np.array(copies), tuple(cuts), there, **arrays, cluster=cluster)
 
 
-def _allowed(load: TableLoad, rule: Constraint, prices: Prices, options: Options) -> list[Cut]:
+def _allowed(load: TableLoad, rule: Constraint, prices: Prices, options: Options, ranks: int) -> list[Cut]:
     kinds = tuple(k for k in options.sharding_types if k in (rule.sharding_types or options.sharding_types))
     tiers = tuple(t for t in options.tiers if t in (rule.tiers or options.tiers))
     if not rule.sharding_types:
         kinds = _by_threshold(load, kinds, options)
+    if ranks == 1:
+        kinds = tuple(k for k in kinds if k == "table_wise") or kinds
     found = prices(load, kinds, tiers, rule.columns)
     if not found:
         raise ConfigError(
             f"planner: table {load.table.name!r} ({load.table.rows:,} x {load.table.dim}) can be cut by none of "
-            f"{list(kinds)} in {list(tiers)}; (1) add table_wise to planner.sharding_types, (2) take the table out of "
-            "planner.constraints"
+            f"{list(kinds)} in the memories {list(tiers)}: (1) add table_wise to planner.sharding_types, (2) allow "
+            "more in planner.constraints or planner.tiers, where the table has a rule there"
         )
     return found
 
@@ -86,16 +90,18 @@ def _by_threshold(load: TableLoad, kinds: tuple[str, ...], options: Options) -> 
     return tuple(k for k in kinds if k in wanted) or kinds
 
 
-def _arrays(cuts: Sequence[Sequence[Cut]], cluster: Cluster) -> tuple[NDArray[np.bool_], *tuple[Floats, ...]]:
+def _arrays(cuts: Sequence[Sequence[Cut]], cluster: Cluster) -> tuple[NDArray[np.bool_], dict[str, Floats]]:
     ranks, local = cluster.world_size, cluster.ranks_per_node
     shape = (len(cuts), max(map(len, cuts)))
-    taken, everywhere, largest, hbm, ddr = (np.zeros(shape) for _ in range(5))
+    taken, everywhere, largest, chunk, hbm, ddr = (np.zeros(shape) for _ in range(6))
     there = np.arange(shape[1]) < np.array([len(row) for row in cuts])[:, None]
     for c, row in enumerate(cuts):
         for o, cut in enumerate(row):
             taken[c, o] = 0.0 if cut.place == ALL else cut.loaded_ranks(ranks, local) / ranks
             everywhere[c, o] = cut.cost if cut.place == ALL else 0.0
             largest[c, o] = 0.0 if cut.place == ALL else cut.cost
+            chunk[c, o] = max(cut.hbm / max(1, cluster.hbm_bytes), cut.ddr / max(1, cluster.ddr_bytes))
             hbm[c, o] = cut.hbm_total / ranks
             ddr[c, o] = cut.ddr_total / ranks
-    return there, taken, everywhere, largest, hbm, ddr
+    names = ("ranks", "everywhere", "largest", "chunk", "hbm", "ddr")
+    return there, dict(zip(names, (taken, everywhere, largest, chunk, hbm, ddr), strict=True))

@@ -29,7 +29,7 @@ class Layout:
 
     def of(self, table: int) -> Cut:
         """The cut of a table."""
-        return self.menu.cuts[self.menu.kind_of[table]][self.cut[table]]
+        return self.menu.cuts[int(self.menu.kind_of[table])][int(self.cut[table])]
 
     def span(self, cut: Cut, place: int) -> slice:
         """The ranks that a part at `place` loads."""
@@ -73,7 +73,7 @@ class Layout:
     def _least(self, cut: Cut, taken: Sequence[int], lean: float) -> int:
         """The place with the least load that has room for a part, none of `taken`; -1: there is none."""
         need = np.array([[cut.hbm], [cut.ddr]])
-        full: NDArray[np.bool_] = (self.held + need > self.limit).any(0)
+        full: NDArray[np.bool_] = np.any(self.held + need > self.limit, axis=0)
         score = self.ms
         if lean:
             used = ((self.held + need) / np.maximum(self.limit, 1)).max(0)
@@ -81,7 +81,7 @@ class Layout:
         if cut.place == ALL:
             return -1 if full.any() else 0
         if cut.place == NODE:
-            full = full.reshape(-1, self.local).any(1)
+            full = np.any(full.reshape(-1, self.local), axis=1)
             score = score.reshape(-1, self.local).max(1)
         score = np.where(full, np.inf, score)
         score[list(taken)] = np.inf

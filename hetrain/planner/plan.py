@@ -96,8 +96,8 @@ class Plan:
                 raise ConfigError(f"plan: table {table.name!r} is replicated and also held in pieces; choose one")
             if self.engine == "store":
                 raise ConfigError(
-                    f"plan: table {table.name!r} is replicated, which the store does not do: its workers' caches are its "
-                    "replicas; set planner.sharding_types=[table_wise,row_wise] or consistency=bsp"
+                    f"plan: table {table.name!r} is replicated, which the store does not do: its workers' caches are "
+                    "its replicas; set planner.sharding_types=[table_wise,row_wise] or consistency=bsp"
                 )
             return
         for p in pieces:

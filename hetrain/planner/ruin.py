@@ -4,7 +4,6 @@ A target a little below the best slowest rank is packed for: what counts is by h
 of all ranks' milliseconds, as whatever is wasted must be packed too. Once nothing exceeds it, the target is lowered.
 """
 
-from bisect import bisect_left
 from math import exp
 
 import numpy as np
@@ -17,6 +16,7 @@ from hetrain.planner.place import Layout
 MOST = 6  # tables taken off at a time
 STEP = 0.003  # by which the target is below the best
 WASTE = 0.02  # of a millisecond spent, against one in excess
+NOISE = 0.03  # of the cost of a cut, so that not the same is tried again
 WARM, COLD = 0.02, 0.0005  # excess, as a share of the target, that is readily accepted at first and at last
 
 
@@ -26,14 +26,25 @@ class Rebuilder:
     def __init__(self, layout: Layout, spent: Floats, seed: int = 0) -> None:
         self.layout, self._draw = layout, np.random.default_rng(seed)
         self._target = layout.slowest
+        self._snug = 0.5
         self._waste = spent * WASTE
         self._kind = layout.menu.kind_of.tolist()
 
-    def build(self, target: float) -> bool:
-        """Put all tables of an empty layout in, the dearest first, for a slowest rank of `target` ms; False: no room."""
+    def build(self, target: float, memory: float = 0.0, snug: bool = True) -> bool:
+        """Put all tables of an empty layout in, the dearest first, for a slowest rank of `target` ms; False: no room.
+
+        `memory` (0 to 1) is the weight of bytes in what is dear.
+        """
+        menu = self.layout.menu
         self._target = target
-        waste = np.where(self.layout.menu.there, self._waste, np.inf).min(1)[self.layout.menu.kind_of]
-        return all(self._insert(int(t)) for t in np.argsort(-waste, kind="stable"))
+        time = np.where(menu.there, self._waste, np.inf).min(1) / (WASTE * target)
+        size = sum(
+            np.where(menu.there, used, np.inf).min(1) * self.layout.world / most
+            for used, most in ((menu.hbm, menu.cluster.hbm_bytes), (menu.ddr, menu.cluster.ddr_bytes))
+            if most
+        )
+        dear = ((1 - memory) * time + memory * size)[menu.kind_of]
+        return all(self._insert(int(t), snug) for t in np.argsort(-dear, kind="stable"))
 
     def run(self, rounds: int, goal: float) -> None:
         """Rebuild `rounds` times, or until the slowest rank takes at most `goal` ms; ends at the best layout seen."""
@@ -73,7 +84,7 @@ class Rebuilder:
         before = [(t, int(layout.cut[t]), list(layout.places[t])) for t in tables]
         for t in tables:
             layout.remove(t)
-        if all(self._insert(t) for t in tables):
+        if all(self._insert(t, self._draw.random() < self._snug, NOISE) for t in tables):
             cost = self._cost()
             if cost <= now or self._draw.random() < exp((now - cost) / heat):
                 return cost
@@ -106,49 +117,70 @@ class Rebuilder:
                 found.append(t)
         return found
 
-    def _insert(self, table: int) -> bool:
-        """Put a table back with the cut that costs least where it fits best."""
+    def _insert(self, table: int, snug: bool, noise: float = 0.0) -> bool:
+        """Put a table back with the cut that costs least where it fits best; False: memory suffices for none."""
         layout = self.layout
-        ranks = np.argsort(layout.ms)[::-1]  # the fullest first
-        room = (self._target - layout.ms)[ranks]
-        slack = room.tolist()
-        nodes = (self._target - layout.ms).reshape(-1, layout.local)
-        found = []
+        order = np.argsort(layout.ms)[::-1]  # the fullest first
+        slack = self._target - layout.ms
+        room = layout.limit - layout.held
+        least = room.min(1)
         kind = self._kind[table]
+        best, best_cut, best_places = np.inf, -1, [0]
         for number, cut in enumerate(layout.menu.cuts[kind]):
-            excess, places = _fit(cut, slack, ranks, nodes)
-            cost = excess + float(self._waste[kind, number])
-            found.append((cost * self._draw.uniform(1.0, 1.05), number, places))
-        for _, number, places in sorted(found, key=lambda f: f[0]):
-            if self._put_at(table, number, places) or layout.put(table, number):
-                return True
-        return False
-
-    def _put_at(self, table: int, number: int, places: list[int]) -> bool:
-        layout = self.layout
-        layout.cut[table] = number
-        cut = layout.of(table)
-        need = np.array([[cut.hbm], [cut.ddr]])
-        for place in places:
-            if (layout.held[:, layout.span(cut, place)] + need > layout.limit).any():
-                layout.remove(table)
-                return False
+            waste = float(self._waste[kind, number])
+            if waste >= best:
+                continue
+            tight = cut.hbm > least[0] or cut.ddr > least[1]
+            full = ((room[0] < cut.hbm) | (room[1] < cut.ddr)) if tight else None
+            excess, places = _fit(cut, slack, order, layout.local, full, snug)
+            cost = excess + waste
+            if noise:
+                cost *= self._draw.uniform(1.0, 1.0 + noise)
+            if cost < best:
+                best, best_cut, best_places = cost, number, places
+        if best_cut < 0:
+            return False
+        layout.cut[table] = best_cut
+        for place in best_places:
             layout.add(table, place)
         return True
 
 
-def _fit(cut: Cut, slack: list[float], ranks: NDArray[np.int64], nodes: NDArray[np.float64]) -> tuple[float, list[int]]:
-    """(milliseconds in excess, places) of the parts where they leave least room, or exceed least; `slack` is of `ranks`, ascending."""
+def _fit(
+    cut: Cut, slack: Floats, order: NDArray[np.int64], local: int, full: NDArray[np.bool_] | None, snug: bool
+) -> tuple[float, list[int]]:
+    """(milliseconds in excess, places) of the parts where they leave least room (`snug`) or most, or exceed least.
+
+    slack: [W] milliseconds left on each rank, below 0 in excess.
+    order: [W] the ranks by slack, the least first.
+    full: [W] ranks without memory for a part; None: all have.
+    """
     size = cut.cost
+    if cut.place == RANK:
+        ranks = order if full is None else order[~full[order]]
+        if len(ranks) < cut.parts:
+            return np.inf, []
+        left = slack[ranks]
+        first = min(int(left.searchsorted(size)), len(ranks) - cut.parts) if snug else len(ranks) - cut.parts
+        chosen = left[first : first + cut.parts]
+        if chosen[0] >= size:
+            return 0.0, ranks[first : first + cut.parts].tolist()
+        return float(_excess(chosen, size).sum()), ranks[first : first + cut.parts].tolist()
+    excess = _excess(slack, size)
     if cut.place == ALL:
-        return float(np.maximum(size - nodes, 0.0).sum() - np.maximum(-nodes, 0.0).sum()), [0]
-    if cut.place == NODE:
-        excess = (np.maximum(size - nodes, 0.0) - np.maximum(-nodes, 0.0)).sum(1)
-        chosen = np.lexsort((nodes.sum(1), np.round(excess, 9)))[: cut.parts]
-        return float(excess[chosen].sum()), chosen.tolist()
-    first = min(bisect_left(slack, size), len(slack) - cut.parts)
-    excess = sum(max(0.0, size - s) - max(0.0, -s) for s in slack[first : first + cut.parts])
-    return excess, ranks[first : first + cut.parts].tolist()
+        return (float(excess.sum()), [0]) if full is None or not full.any() else (np.inf, [])
+    by_node = excess.reshape(-1, local).sum(1)
+    if full is not None:
+        by_node[full.reshape(-1, local).any(1)] = np.inf
+    left = slack.reshape(-1, local).sum(1)
+    chosen_nodes = np.lexsort((left if snug else -left, np.round(by_node, 9)))[: cut.parts]
+    return float(by_node[chosen_nodes].sum()), chosen_nodes.tolist()
+
+
+def _excess(slack: Floats, size: float) -> Floats:
+    """By how much more the slack is exceeded with a part of `size` ms than without."""
+    held: Floats = np.maximum(size - slack, 0.0) - np.maximum(-slack, 0.0)
+    return held
 
 
 def on_rank(layout: Layout, rank: int) -> list[int]:

@@ -3,9 +3,18 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from hetrain.errors import ConfigError
+from hetrain.planner.assemble import assemble
+from hetrain.planner.bound import lower_bound
 from hetrain.planner.cluster import Cluster
+from hetrain.planner.hierarchical import search
+from hetrain.planner.menu import make_menu
+from hetrain.planner.misfit import misfit
 from hetrain.planner.options import Options
+from hetrain.planner.plain import lay_out
 from hetrain.planner.planned import Planned
+from hetrain.planner.store_prices import StorePrices
+from hetrain.planner.torchrec_prices import TorchRecPrices
 from hetrain.planner.workload import TableLoad
 
 STRATEGIES = ("hierarchical", "round_robin", "memory_balanced", "memory_optimized")
@@ -26,11 +35,28 @@ def make_plan(
         strategy: one of STRATEGIES.
         loads: the tables and what one example asks of them.
         cluster: the ranks that hold rows, which need not exist.
-        engine: what the plan is for: torchrec cuts in every way, the store keeps rows whole.
+        engine: what the plan is for: torchrec cuts in every way, the store keeps rows whole, in host memory.
         batch_size: examples per rank and step.
         options: thresholds and constraints of the user.
 
     Raises:
         ConfigError: nothing fits (table, GiB needed, GiB there, numbered remedies), or an option is wrong.
     """
-    raise NotImplementedError
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"planner.name={strategy}: expected one of {', '.join(STRATEGIES)}.")
+    options = options or Options()
+    prices = (TorchRecPrices if engine == "torchrec" else StorePrices)(cluster, batch_size)
+    menu = make_menu(loads, cluster, prices.cuts, options)
+    if strategy == "hierarchical":
+        found, bound = search(menu)
+        if found is None:
+            raise misfit(menu, options, batch_size, engine)
+        layout = found
+    else:
+        layout, left = lay_out(strategy, menu, options)
+        if left >= 0:
+            raise misfit(menu, options, batch_size, engine, left)
+        bound = lower_bound(menu)
+    planned = assemble(layout, bound, engine)
+    planned.plan.check([load.table for load in loads])
+    return planned

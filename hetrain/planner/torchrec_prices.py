@@ -94,7 +94,17 @@ class TorchRecPrices:
         inputs, outputs = math.ceil(asked.ids * ID_BYTES), math.ceil(asked.bags * dim * asked.element)
         held = self._bytes(load, asked, load.table.rows, dim, tier, inputs + outputs)
         compute = 3 * forward + size * REPLICA_COPIES / speed
-        return Cut("data_parallel", tier, ALL, 1, compute, reduce, *held, *(b * cluster.world_size for b in held))
+        return Cut(
+            "data_parallel",
+            tier,
+            ALL,
+            1,
+            compute,
+            reduce,
+            *held,
+            held[0] * cluster.world_size,
+            held[1] * cluster.world_size,
+        )
 
     def _whole(self, load: TableLoad, asked: _Asked, kind: str, tier: str, parts: int) -> Cut:
         """All rows on one rank, in `parts` strips of columns."""
@@ -130,7 +140,7 @@ class TorchRecPrices:
         buffers = inputs + math.ceil(outputs)
         held, total = self._blocks(load, asked, cluster.ranks_per_node, width, tier, buffers)
         comm = 2 * (outputs / self._intra + between)
-        return Cut(kind, tier, NODE, parts, compute, comm, *held, *(b * parts for b in total))
+        return Cut(kind, tier, NODE, parts, compute, comm, *held, total[0] * parts, total[1] * parts)
 
     def _blocks(
         self, load: TableLoad, asked: _Asked, ranks: int, width: int, tier: str, buffers: int

@@ -9,7 +9,11 @@ import torch.distributed as dist
 from hetrain import checkpoint
 from hetrain.engine.sharded_bags import ShardedBags
 from hetrain.errors import ConfigError
+from hetrain.planner.cluster import GIB, Cluster
+from hetrain.planner.options import Options
 from hetrain.planner.piece import Piece
+from hetrain.planner.strategies import STRATEGIES, make_plan
+from hetrain.planner.workload import TableLoad
 from hetrain.ranks import Ranks
 from hetrain.telemetry import Traffic
 from tests.engine.bsp import CPU, SEED, engine_of, global_batches, optimizer, part, train_plain
@@ -85,13 +89,21 @@ def check(plans, name, world_size):
             assert value == pytest.approx(tables[table], abs=1e-6), (kind, table)
 
 
+def by_strategies(nodes):
+    """Every strategy's plan for nodes of 2 ranks, with thresholds that some of these tables pass and some do not."""
+    cluster = Cluster("cpu", nodes, 2, 0, GIB, 10.0, 10.0, 1.0, 1.25)
+    loads = [TableLoad(t, tuple(1.5 for _ in t.features)) for t in TABLES]
+    options = Options(data_parallel_threshold=110, column_slice_threshold=300, row_slice_threshold=1500)
+    return {name: make_plan(name, loads, cluster, "torchrec", 8, options).plan for name in STRATEGIES}
+
+
 def test_two_nodes_of_two_ranks_equal_one_process():
-    check(FOUR, "sgd", 4)
+    check(FOUR | by_strategies(2), "sgd", 4)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])
 def test_two_ranks_equal_one_process(name):
-    check(TWO, name, 2)
+    check(TWO | by_strategies(1), name, 2)
 
 
 UNEVEN = [("row_wise", [(0, 0, 20), (1, 20, 11)]), ("table_row_wise", [(0, 0, 11), (1, 11, 20)])]
