@@ -6,8 +6,9 @@ import torch
 
 from hetrain.config import ScheduleConfig
 from hetrain.errors import ConfigError
+from hetrain.store.threshold import Dct
 from tests.engine.async_cases import make_async
-from tests.engine.held import tables_of
+from tests.engine.held import load, save, tables_of
 from tests.engine.store_cases import PlainTorch, batches, train
 
 MODES = [("asp", 0), ("ssp", 0), ("ssp", 0.3), ("ssp", 1.0)]
@@ -53,6 +54,27 @@ def test_resumed_equals_uncut(mode, dense):
     assert train(second, iter(data[5:])) == losses[5:]
     for (name, one), (_, other) in zip(tables_of(second).items(), tables_of(whole).items(), strict=True):
         np.testing.assert_array_equal(one, other, err_msg=name)
+
+
+@pytest.mark.parametrize("travels", ["int8", "dct"])
+def test_a_coded_run_goes_on_from_where_it_was_saved(travels):
+    """Ranks met to save: what thresholds kept is with the owners, and the threshold is saved."""
+    data = batches(0, 1, multi_hot=True)
+    dct = Dct(sparsity=0.8, max_age=2, refresh_steps=4, warmup_steps=1) if travels == "dct" else None
+    first, second = (make_async("asp", "adagrad", rows=travels, dct=dct) for _ in range(2))
+    second.step(iter(data[2:]))
+    stream = iter(data)
+    for _ in range(5):
+        first.step(stream)
+    load(second, save(first), exact=True)
+    assert train(second, iter(data[5:])) == train(first, stream)
+    second.finish()
+    first.finish()
+    for (name, one), (_, other) in zip(tables_of(second).items(), tables_of(first).items(), strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=name)
+    if dct:
+        assert first.report()["residue_age_max"] == 2
+        assert not first._bags.stage_rest()
 
 
 def test_looking_changes_nothing_and_sees_the_last_step():
