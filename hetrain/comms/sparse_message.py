@@ -1,6 +1,6 @@
 """Some values of a vector as bytes: the first ones without positions, of the others those sent with theirs.
 
-Positions ascend and are written as their differences (transport/compact.py: 8.7 bits each where one value in a hundred
+Positions ascend and are written as their differences (transport/compact.py: 8.3 bits each where one value in a hundred
 is sent) or, where that is smaller, as a bit per value of the vector.
 """
 

@@ -39,9 +39,10 @@ def _sums(rank: int, world_size: int) -> dict[str, Any]:
             before = traffic.bytes["dense"]
             with handed_to_gloo() as given:
                 summing.start(gradient)
+                nbytes.append(traffic.bytes["dense"] - before)  # all of it: evaluation may come before `finish`
                 sums.append(summing.finish().numpy().copy())
             handed.append(given.nbytes)
-            nbytes.append(traffic.bytes["dense"] - before)
+            assert traffic.bytes["dense"] - before == nbytes[-1]
         waiting = None if compressor is None else compressor.waiting.numpy()
         found[name] = {"sums": sums, "bytes": nbytes, "handed": handed, "waiting": waiting}
     return found

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrain.comms.sparse_message import unpack
-from hetrain.comms.thresholds import SURGE, Compressor, Parts
+from hetrain.comms.thresholds import Compressor, Parts
 from hetrain.config import DctConfig
 
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ class Reference:
         most = max(1, math.ceil(round(len(f) * (1 - self.dct.dense_sparsity), 6)))
         least = float(np.finfo(np.float32).tiny)
         threshold = self.thresholds[i]
-        if due or threshold is None or (np.abs(f) >= np.float32(threshold)).sum() > SURGE * most:
+        if due or threshold is None or (np.abs(f) >= np.float32(threshold)).sum() > 1.5 * most:
             threshold = self.thresholds[i] = max(magnitudes[most - 1], least)
         return np.abs(f) >= np.float32(threshold)
 
@@ -107,7 +107,7 @@ def test_a_fixed_threshold_lets_no_more_through_as_what_waits_grows() -> None:
     for gradient in gradients(60, 20_000):
         before = compressor.sent
         compressor.compress(gradient)
-        assert 1 <= compressor.sent - before <= SURGE * 200
+        assert 1 <= compressor.sent - before <= 1.5 * 200
 
 
 def test_zeros_are_never_sent() -> None:
