@@ -2,6 +2,7 @@
 
     sudo python benchmarks/comms.py --data data/zipf12 --out comms.jsonl [--rate 1gbit] [--modes bsp "het s=100"]
     python benchmarks/comms.py --auc --data data/known_best --out comms_auc.jsonl [--seeds 1 2 3]
+    python benchmarks/comms.py --auc --data ... --out ... --modes bsp --tag d64 model.embedding_dim=64 comms.dense=none
 
 The first trains WDL as in HET's experiments (D=128, batch 128, SGD, one thread per rank) on hosts of their own: bytes
 of training per channel, step and rank beside what the kernel counted; ms of warm steps on the capped link and on one
@@ -61,9 +62,11 @@ def _arguments() -> argparse.Namespace:
 def _options(args: argparse.Namespace, mode: str) -> list[str]:
     """What runs in `mode` on every path it has, `none` first; says what does not."""
     name = MODES[mode][0].removeprefix("consistency=")
+    finer = dict(o.removeprefix("comms.").split("=", 1) for o in args.overrides if o.startswith("comms."))
     found = ["none"]
     for option in args.options:
-        missing = [p for p in OF_MODE[name] if of_name(option, p) not in ("none", *RUNS[name, p])]
+        means = {path: finer.get(path, of_name(option, path)) for path in OF_MODE[name]}
+        missing = [path for path, meant in means.items() if meant not in ("none", *RUNS[name, path])]
         if missing:
             print(f"{mode}: comms={option} is refused for {', '.join(missing)}", flush=True)
         elif option != "none":
