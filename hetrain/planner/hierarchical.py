@@ -22,7 +22,7 @@ GOOD = 1.002  # of the bound: the search stops
 IMPROVED = 3  # layouts that the local search works on
 EFFORT = 1_500_000  # tables x cuts that are weighed in rebuilding each
 LARGE = 1000  # tables: few parts of so many are large, and fewer tries reach as far
-ROUNDS = 40  # of rebuilding at most, for each table
+ROUNDS = 30  # of rebuilding at most, for each table
 
 
 def search(menu: Menu) -> tuple[Layout | None, Bound]:
@@ -34,7 +34,9 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     packing = Packing(menu)
     relaxed = packing.pack(mean, max(bound.ms, 1e-9), packing.least_everywhere, max(bound.ms, 1e-9))
     spent = _spent(menu, relaxed, bound.ms)
-    found = sorted([*_built(menu, spent, bound.ms), *_chosen(packing, bound.ms)], key=lambda layout: layout.slowest)
+    tried = [*_built(menu, spent, bound.ms), *_chosen(packing, bound.ms)]
+    found = [*{round(layout.slowest / bound.ms, 6): layout for layout in tried}.values()]  # each once
+    found.sort(key=lambda layout: layout.slowest)
     weighed = len(menu.loads) * menu.there.shape[1]
     rounds = min(ROUNDS * len(menu.loads), EFFORT // weighed + 200)
     for layout in found[: 1 if len(menu.loads) > LARGE else IMPROVED]:
