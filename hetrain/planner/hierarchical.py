@@ -57,7 +57,7 @@ def _spent(menu: Menu, relaxed: Relaxed, ms: float) -> Floats:
 
 def _built(menu: Menu, spent: Floats, ms: float) -> Iterator[Layout]:
     """Layouts made table by table, each with the cut and places that suit what is there already."""
-    targets = TARGETS[1:2] if len(menu.loads) > LARGE else TARGETS
+    targets = TARGETS[1:] if len(menu.loads) > LARGE else TARGETS
     for chunk, target, memory, snug in product(CHUNKS, targets, (0.0, 1.0), (True, False)):
         layout = Layout(menu)
         if Rebuilder(layout, np.where(_small(menu, menu.chunk, chunk), spent, np.inf)).build(
