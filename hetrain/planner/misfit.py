@@ -52,7 +52,10 @@ def misfit(menu: Menu, options: Options, batch_size: int, engine: str, table: in
         f"which has {memory.there / GIB:.2f} GiB"
     )
     remedies = _remedies(menu, options, batch_size, engine, memory, worst)
-    return ConfigError(f"{words}. Choose: " + ", ".join(f"({k}) {text}" for k, text in enumerate(remedies, 1)))
+    if table >= 0 and not memory.lacks(menu):
+        words += ". All of it would fit, but not in the places that this strategy gives"
+        remedies.insert(0, "set planner=hierarchical, which chooses cuts and places by what is left")
+    return ConfigError("\n  ".join([f"{words}. Choose one:", *(f"({k}) {text}" for k, text in enumerate(remedies, 1))]))
 
 
 def _lacking(menu: Menu) -> _Memory:
