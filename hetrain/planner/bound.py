@@ -39,9 +39,9 @@ def mean(x: Floats) -> Floats:
 def shares() -> Iterator[tuple[str, Share]]:
     """Dual feasible functions of a part's share of a rank: they add up to at most 1 where the shares do."""
     yield "the mean over the ranks", mean
-    for k in range(1, 21):
+    for k in range(1, 13):
         yield f"at most {k} parts above 1/{k + 1} of a rank's time fit on it", _rounded(k)
-    for least in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45):
+    for least in (0.1, 0.2, 0.3, 0.4):
         yield (
             f"parts above {1 - least:.0%} of a rank's time leave no room for others above {least:.0%}",
             _cleared(least),
@@ -106,10 +106,12 @@ def lower_bound(menu: Menu) -> Bound:
     if lack := memory_lack(menu):
         return Bound(float("inf"), lack, False)
     packing = Packing(menu)
-    low = high = max(packing.least_everywhere, 1e-9)
-    reason = "what every rank does"
+    spent = np.where(menu.there, menu.largest * menu.ranks + menu.everywhere, np.inf)
+    low, reason, step = max(packing.price(spent).value, 1e-9), packing.shares[0][0], 0.01
+    high = low * (1 + step)
     while why := _impossible(packing, high):
-        low, high, reason = high, high * 2, why
+        step *= 2
+        low, high, reason = high, high * (1 + step), why
     while high - low > TIGHT * high:
         middle = (low + high) / 2
         if why := _impossible(packing, middle):

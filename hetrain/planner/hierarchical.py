@@ -20,7 +20,8 @@ SIZES = (4.0, 0.5, 0.2, 0.08)  # largest parts, of the bound, that choices are m
 ROOMS = (1.0, 0.985, 0.95, 0.9)  # shares of the memory of the mean rank that a choice may use
 GOOD = 1.002  # of the bound: the search stops
 IMPROVED = 3  # layouts that the local search works on
-EFFORT = 1_500_000  # tables x cuts that are weighed in rebuilding, over all of these
+EFFORT = 1_500_000  # tables x cuts that are weighed in rebuilding each
+LARGE = 1000  # tables: few parts of so many are large, and fewer tries reach as far
 ROUNDS = 40  # of rebuilding at most, for each table
 
 
@@ -36,7 +37,7 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     found = sorted([*_built(menu, spent, bound.ms), *_chosen(packing, bound.ms)], key=lambda layout: layout.slowest)
     weighed = len(menu.loads) * menu.there.shape[1]
     rounds = min(ROUNDS * len(menu.loads), EFFORT // weighed + 200)
-    for layout in found[:IMPROVED]:
+    for layout in found[: 1 if len(menu.loads) > LARGE else IMPROVED]:
         if found[0].slowest > goal:
             improve(layout, goal)
             Rebuilder(layout, spent).run(rounds, goal)
@@ -54,7 +55,8 @@ def _spent(menu: Menu, relaxed: Relaxed, ms: float) -> Floats:
 
 def _built(menu: Menu, spent: Floats, ms: float) -> Iterator[Layout]:
     """Layouts made table by table, each with the cut and places that suit what is there already."""
-    for chunk, target, memory, snug in product(CHUNKS, TARGETS, (0.0, 1.0), (True, False)):
+    targets = TARGETS[1:2] if len(menu.loads) > LARGE else TARGETS
+    for chunk, target, memory, snug in product(CHUNKS, targets, (0.0, 1.0), (True, False)):
         layout = Layout(menu)
         if Rebuilder(layout, np.where(_small(menu, menu.chunk, chunk), spent, np.inf)).build(
             ms * target, memory, snug=snug

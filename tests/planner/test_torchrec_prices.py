@@ -1,7 +1,6 @@
 """Our prices are TorchRec's own, figure by figure, for every sharding type, kernel and kind of cluster."""
 
 import pytest
-import torch
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
