@@ -133,5 +133,5 @@ def test_what_does_not_fit_is_refused_with_numbers(planner: str) -> None:
     wrong = refused("plan.tables=tables.json", f"planner={planner}", *CPUS[1:], "planner.memory_gib=0.001")
     assert "table 'b'" in wrong
     assert re.search(r"needs? [\d.]+ GiB", wrong)
-    assert "0.00" in wrong
+    assert "0.00" in wrong  # of a GiB
     assert not Path("plans").exists()

@@ -51,7 +51,7 @@ def test_words_say_how_far_from_the_best_a_plan_is() -> None:
     assert said["tables as"] == "8 table_wise, 1 data_parallel"
     assert said["memory"] == "1.00 GiB in hbm"
     asked = dict(asked_lines("mine", loads(9), cluster(2, 4), "the config"))
-    assert asked["machines"] == "2 of 4 cuda ranks, each 1.0 GiB hbm and 2.0 GiB ddr for tables"
+    assert asked["machines"] == "2 of 4 cuda ranks, each 1.00 GiB hbm and 2.00 GiB ddr for tables"
     assert asked["tables"].startswith("9 (mine): 9,036 rows, 0.55 MiB with optimizer state, 9 lookups per example")
 
 
