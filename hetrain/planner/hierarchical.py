@@ -22,7 +22,7 @@ GOOD = 1.002  # of the bound: the search stops
 IMPROVED = 3  # layouts that the local search works on
 EFFORT = 1_500_000  # tables x cuts that are weighed in rebuilding each
 LARGE = 1000  # tables: few parts of so many are large, and fewer tries reach as far
-ROUNDS = 40  # of rebuilding at most, for each table
+ROUNDS = 30  # of rebuilding at most, for each table
 
 
 def search(menu: Menu) -> tuple[Layout | None, Bound]:
@@ -34,7 +34,9 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     packing = Packing(menu)
     relaxed = packing.pack(mean, max(bound.ms, 1e-9), packing.least_everywhere, max(bound.ms, 1e-9))
     spent = _spent(menu, relaxed, bound.ms)
-    found = sorted([*_built(menu, spent, bound.ms), *_chosen(packing, bound.ms)], key=lambda layout: layout.slowest)
+    tried = [*_built(menu, spent, bound.ms), *_chosen(packing, bound.ms)]
+    found = [*{round(layout.slowest / bound.ms, 6): layout for layout in tried}.values()]  # each once
+    found.sort(key=lambda layout: layout.slowest)
     weighed = len(menu.loads) * menu.there.shape[1]
     rounds = min(ROUNDS * len(menu.loads), EFFORT // weighed + 200)
     for layout in found[: 1 if len(menu.loads) > LARGE else IMPROVED]:
@@ -55,7 +57,7 @@ def _spent(menu: Menu, relaxed: Relaxed, ms: float) -> Floats:
 
 def _built(menu: Menu, spent: Floats, ms: float) -> Iterator[Layout]:
     """Layouts made table by table, each with the cut and places that suit what is there already."""
-    targets = TARGETS[1:2] if len(menu.loads) > LARGE else TARGETS
+    targets = TARGETS[1:] if len(menu.loads) > LARGE else TARGETS
     for chunk, target, memory, snug in product(CHUNKS, targets, (0.0, 1.0), (True, False)):
         layout = Layout(menu)
         if Rebuilder(layout, np.where(_small(menu, menu.chunk, chunk), spent, np.inf)).build(

@@ -82,7 +82,7 @@ def _remedies(menu: Menu, options: Options, batch_size: int, engine: str, memory
     found = [f"raise {key} from {_gib(now)} to {_gib(now + max(lack, memory.there * 0.1))}"]
     weights = sum(x.table.rows * x.row_bytes for x in menu.loads) / cluster.world_size
     buffers = max(0.0, mean - weights)
-    if memory.there > buffers and mean > buffers and need <= memory.there:
+    if memory.there > buffers and mean > buffers and need <= max(memory.there, mean * ROOM):
         ranks = max(math.ceil(cluster.world_size * weights * ROOM / (memory.there - buffers)), cluster.world_size + 1)
         nodes = math.ceil(ranks / cluster.ranks_per_node)
         found.append(f"use {nodes * cluster.ranks_per_node} ranks (cluster.nodes={nodes})")
