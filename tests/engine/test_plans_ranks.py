@@ -90,20 +90,28 @@ def check(plans, name, world_size):
 
 
 def by_strategies(nodes):
-    """Every strategy's plan for nodes of 2 ranks, with thresholds that some of these tables pass and some do not."""
+    """Every strategy's plan for nodes of 2 ranks, with thresholds that some of these tables pass and some do not.
+
+    Where two make the same plan it is there once.
+    """
     cluster = Cluster("cpu", nodes, 2, 0, GIB, 10.0, 10.0, 1.0, 1.25)
     loads = [TableLoad(t, tuple(1.5 for _ in t.features)) for t in TABLES]
     options = Options(data_parallel_threshold=110, column_slice_threshold=300, row_slice_threshold=1500)
-    return {name: make_plan(name, loads, cluster, "torchrec", 8, options).plan for name in STRATEGIES}
+    plans = {}
+    for name in STRATEGIES:
+        plan = make_plan(name, loads, cluster, "torchrec", 8, options).plan
+        if plan not in plans.values():
+            plans[name] = plan
+    return plans
 
 
 def test_two_nodes_of_two_ranks_equal_one_process():
     check(FOUR | by_strategies(2), "sgd", 4)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad"])
-def test_two_ranks_equal_one_process(name):
-    check(TWO | by_strategies(1), name, 2)
+@pytest.mark.parametrize(("name", "more"), [("sgd", by_strategies(1)), ("adagrad", {})])
+def test_two_ranks_equal_one_process(name, more):
+    check(TWO | more, name, 2)
 
 
 UNEVEN = [("row_wise", [(0, 0, 20), (1, 20, 11)]), ("table_row_wise", [(0, 0, 11), (1, 11, 20)])]
