@@ -290,7 +290,6 @@ class Trainer:
             return
         setup.lock.release()
         setup.lock = setup.make_folder_anew()
-        setup.log.close()
         setup.log.open(self.step)
         setup.log.say(
             f"{setup.folder} was removed while the run went on: it begins anew with step {self.step}, without the "
