@@ -95,6 +95,7 @@ def _trainer(
             device=device,
             folder=claim.folder,
             lock=lock,
+            make_folder_anew=partial(run_folder.make_anew, claim.folder, cfg, plan),
             log=log,
             traffic=traffic,
             train=cfg.train,

@@ -66,6 +66,7 @@ class Setup:
     device: torch.device
     folder: Path
     lock: RunLock | None  # rank 0's hold on the folder, until the run ends
+    make_folder_anew: Callable[[], RunLock]  # on rank 0, where it was removed meanwhile
     log: RunLog
     traffic: Traffic
     train: TrainConfig
@@ -277,9 +278,23 @@ class Trainer:
         }
         path = checkpoint.step_folder(self.checkpoints, self.step)
         with self._paused():
+            self.setup.ranks.together(self._keep_folder)
             checkpoint.save(self.setup.engine, path, self.setup.ranks, reader=self.setup.accord.position(), about=about)
             checkpoint.prune(self.checkpoints, self.setup.checkpoint.keep, self.setup.ranks)
         self.last_saved = self.step
+
+    def _keep_folder(self) -> None:
+        """Begin the run's folder anew where it was removed, so that what is saved there can be found and evaluated."""
+        setup = self.setup
+        if setup.lock is None or not setup.lock.lost:
+            return
+        setup.lock.release()
+        setup.lock = setup.make_folder_anew()
+        setup.log.open(self.step)
+        setup.log.say(
+            f"{setup.folder} was removed while the run went on: it begins anew with step {self.step}, without the "
+            "metrics and checkpoints of the steps before"
+        )
 
     def _totals(self) -> dict[str, Any]:
         """Counters of the whole run so far, over all ranks and sittings; time is the workers'. Collective."""

@@ -1,6 +1,7 @@
 """Whole small runs whose ranks step at their own pace: counts, meetings, stopping, resuming, servers, eval, predict."""
 
 import json
+import math
 import os
 import signal
 import time
@@ -19,6 +20,7 @@ from tests.test_servers import evaluate_run
 
 NO_CACHE = {"consistency__cache__capacity": 0.0}
 MODES = [("asp", NO_CACHE), ("ssp", {})]
+NO_BOUND = {"consistency__staleness": math.inf}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def lines_of(cfg, kind):
     return [x for x in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()) if x["kind"] == kind]
 
 
-@pytest.mark.parametrize(("mode", "changes"), MODES)
+@pytest.mark.parametrize(("mode", "changes"), [*MODES, ("ssp", NO_BOUND), ("asp", NO_CACHE | NO_BOUND)])
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_one_worker_is_bsp(cfg_of, mode, changes, optimizer):
     more = {"optimizer__rows__name": optimizer, "telemetry__log_every": 1, "train__eval_every": 7}
@@ -165,6 +167,9 @@ def test_eval_gives_the_numbers_training_gave(cfg_of, mode, index):
     assert [metrics["auc"] for metrics in run_ranks(2, evaluate_run, cfg)] == [summary["test"]["auc"]] * 2
     alone = build_alone(cfg)
     assert alone["auc"] == pytest.approx(summary["auc"], abs=1e-6)
+    served = cfg_of(mode, store__index=index, cluster__servers=1, **dict(MODES)[mode])
+    elsewhere = run_ranks(3, evaluate_run, served)[0]
+    assert elsewhere["auc"] == pytest.approx(summary["auc"], abs=1e-6)
 
 
 def build_alone(cfg):

@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 from unittest import mock
 
@@ -12,6 +13,43 @@ from tests.small_run import check_predictions, config, evaluate_run, predict_run
 
 MODES = ["bsp", "het"]
 CELLS = [(mode, world_size) for mode in MODES for world_size in (1, 2)]
+
+
+def robbed(cfg, replaced=False):
+    """A run of one rank whose folder is removed before its sixth step, and may be another run's before the seventh."""
+    trainer, taken = small_run.make(cfg), 0
+    step, folder = trainer.setup.engine.step, Path(cfg.runs) / cfg.name
+
+    def counted(batches):
+        nonlocal taken
+        taken += 1
+        if taken == 6:
+            shutil.rmtree(folder)
+            if replaced:
+                folder.mkdir()
+                (folder / "config.yaml").touch()
+        return step(batches)
+
+    with mock.patch.object(trainer.setup.engine, "step", counted):
+        return trainer.run()
+
+
+@pytest.mark.parametrize("mode", [*MODES, "ssp"])
+def test_a_folder_removed_meanwhile_is_made_anew(cfg_of, mode):
+    cfg = cfg_of(mode, checkpoint__every=4, telemetry__log_every=1)
+    summary = robbed(cfg)
+    assert evaluate_run(0, 1, cfg)["auc"] == summary["auc"]
+    lines = (Path(cfg.runs) / cfg.name / "metrics.jsonl").read_text().splitlines()
+    assert min(json.loads(line)["step"] for line in lines) == 9
+    with pytest.raises(ConfigError, match="is finished"):
+        small_run.make(cfg)
+
+
+def test_a_folder_that_is_another_runs_meanwhile_is_left_alone(cfg_of):
+    cfg = cfg_of("bsp", checkpoint__every=4)
+    with pytest.raises(ConfigError, match="was removed while this run went on, and another run has taken its place"):
+        robbed(cfg, replaced=True)
+    assert sorted(path.name for path in (Path(cfg.runs) / cfg.name).iterdir()) == [".lock", "config.yaml"]
 
 
 def on_ranks(world_size, fn, *args):

@@ -222,6 +222,13 @@ def _consistency(cfg: RunConfig) -> Iterator[str]:
     yield from _one_of("consistency.clock", mode.clock, ("max", "sum"))
     yield from _one_of("consistency.validation", mode.validation, ("directory", "clock"))
     yield from _one_of("consistency.cache.policy", mode.cache.policy, ("lru", "lfu", "light_lfu"))
+    if mode.late_leg and mode.mode != "het":
+        yield _finding(
+            "consistency.late_leg",
+            True,
+            f"false with consistency.mode={mode.mode}",
+            "Only the rounds of consistency=het go in two legs.",
+        )
     try:
         parse_capacity(mode.cache.capacity)
     except ConfigError as error:

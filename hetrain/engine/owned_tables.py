@@ -77,7 +77,7 @@ def owns(parts: Sequence[OwnedPart], table: str, first_row: int, rows: int) -> b
 
 
 def take_up_rows(parts: Sequence[OwnedPart], state: EngineState, owners: Sequence[dict[str, Any]] | None) -> None:
-    """Hold the rows of `state.seen` that belong here, and no others.
+    """Hold the rows of `state.seen` that belong here, and no others; a worker beside servers (no `parts`) holds none.
 
     `owners`: what Owner.state_dict gave per part, where the positions of rows are to be those of that time.
     Raises TrainingError when memory runs out.
@@ -85,6 +85,8 @@ def take_up_rows(parts: Sequence[OwnedPart], state: EngineState, owners: Sequenc
     assert state.seen is not None
     for i, part in enumerate(parts):
         part.owner.start_over(None if owners is None else owners[i]["placed"])
+    if not parts:
+        return
     part_of = {table.name: part for part in parts for table in part.placement.space.tables}
     for some in state.seen:
         part = part_of[some.table]

@@ -22,7 +22,7 @@ from hetrain.store.slots import Slots
 from hetrain.store.space import RowSpace
 from hetrain.store.zeros import lazy_zeros
 
-NO_TAG = -(1 << 62)  # of a copy that is yet to come: too old for any read
+NO_TAG = -(1 << 63)  # of a copy that is yet to come: too old for any read, by any bound
 
 
 @dataclass

@@ -34,9 +34,13 @@ class RunLog:
         self._file: Any = None
 
     def open(self, step: int) -> None:
-        """Start, or go on after `step`: lines of later steps were written by a run that did not get to save them."""
+        """Start, or go on after `step`: lines of later steps were written by a run that did not get to save them.
+
+        May be called again, where the folder is another one by now.
+        """
         if not self._first:
             return
+        self._close_files()
         path = self._folder / "metrics.jsonl"
         if path.exists():
             kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
@@ -80,6 +84,9 @@ class RunLog:
         """Flush and close everything; may be called twice."""
         if self._first:
             self._screen.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
         for writer in (self._file, self._board):
             if writer is not None:
                 writer.close()

@@ -140,6 +140,23 @@ def describe(folder: Path, cfg: RunConfig, plan: dict[str, Any]) -> None:
     write_text(folder / PLAN, json.dumps(plan, indent=1) + "\n")
 
 
+def make_anew(folder: Path, cfg: RunConfig, plan: dict[str, Any]) -> RunLock:
+    """The folder of a run that goes on, once it was removed: described, and locked again, on rank 0.
+
+    Raises ConfigError when another run stands there by now.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(folder)
+    if (folder / CONFIG).exists():
+        lock.release()
+        raise ConfigError(
+            f"name={cfg.name}: {folder} was removed while this run went on, and another run has taken its place. "
+            "This one cannot save any more; start it under another name."
+        )
+    describe(folder, cfg, plan)
+    return lock
+
+
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """summary.json of a run; None when it has not ended, or did not get to write it."""
     try:

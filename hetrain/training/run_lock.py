@@ -17,7 +17,8 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError when another process holds it."""
-        self._file = (folder / FILE).open("a+")
+        self._path = folder / FILE
+        self._file = self._path.open("a+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -33,6 +34,14 @@ class RunLock:
         self._file.truncate(0)
         self._file.write(f"{os.getpid()} on {socket.gethostname()}\n")
         self._file.flush()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the folder was removed since, so that the lock keeps nobody out of what stands in its place."""
+        try:
+            return not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return True
 
     def release(self) -> None:
         """Let go; may be called twice."""

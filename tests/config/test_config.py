@@ -117,6 +117,7 @@ MESSAGES = {
     "x=[1": "'x=[1' is not an override (KEY=VALUE or GROUP=NAME)",
     "data.path=${foo}": "data.path: Interpolation key 'foo' not found",
     "consistency.mode=asp": "consistency.cache.capacity=0.1: expected 0 with consistency.mode=asp. Without clocks",
+    "consistency.late_leg=true": "consistency.late_leg=true: expected false with consistency.mode=bsp. Only the rounds",
     "consistency.mode=async": "consistency.mode=async: expected one of bsp, het, ssp, asp.",
     "consistency.staleness=-1": "consistency.staleness=-1.0: expected a whole number of updates, at least 0, or inf.",
     "consistency.staleness=nan": "consistency.staleness=nan: expected a whole number",
@@ -187,6 +188,7 @@ def test_pairs_that_cannot_be() -> None:
     assert "planner.constraints.C1.columns=6: expected a multiple of 4." in wrong
     assert "planner.constraints.C1.tiers=ssd: expected one of hbm, cached, ddr." in wrong
     assert "store.device=cuda: expected cpu" in refused("store.device=cuda", "launch.device=cpu")
+    assert "expected false with consistency.mode=ssp" in refused("consistency=ssp", "consistency.late_leg=true")
     served = ("consistency=het", "cluster.servers=2")
     assert composed(*served).cluster.servers == 2
     assert "store.device=cuda: expected cpu with cluster.servers=2. Servers" in refused(*served, "store.device=cuda")

@@ -3,6 +3,7 @@
 Every push adds 1 to a row that starts at 0 (SGD, lr 1, gradient -1): a value read says how many pushes it holds.
 """
 
+import math
 import random
 import threading
 
@@ -62,7 +63,7 @@ class Worker:
     def ask(self):
         self.reading = self.copies.begin(torch.arange(ROWS).repeat(2), self.clock)
         wanted = self.reading.rows[self.reading.fetched]
-        gate = max(self.clock - self.staleness, 0)
+        gate = max(self.clock - self.staleness, 0) if self.staleness < math.inf else NO_GATE
         ask = ask_of(self.number, self.clock, push=self.push, fetch=wanted, gate=gate)
         self.service.serve(ask, lambda answer: setattr(self, "answer", answer))
 
@@ -109,6 +110,20 @@ def test_no_read_is_older_than_the_bound_and_the_lead_reaches_it(seed, staleness
     assert (owner.value == 3 * steps).all()
     assert (service._dense.value == 3 * steps).all()
     assert service.clocks.slowest == ENDED
+
+
+@pytest.mark.parametrize("staleness", [0, 4, math.inf])
+@pytest.mark.parametrize("capacity", [0, 3, ROWS])
+def test_a_row_that_was_never_read_is_fetched(staleness, capacity):
+    """Where no copy is there, none is young enough, not even without a bound."""
+    service, space, _ = make_service(2)
+    service.serve(ask_of(1, 0, push=torch.arange(ROWS), begin=0), lambda _: None)
+    worker = Worker(0, service, space, staleness, capacity)
+    worker.ask()
+    assert worker.train().tolist() == [1.0] * ROWS
+    counters = worker.copies.counters
+    assert (counters.hits, counters.misses, counters.invalid) == (0, ROWS, 0)
+    assert worker.copies.age_max == 0
 
 
 def test_pushes_of_many_threads_are_neither_lost_nor_mixed():
