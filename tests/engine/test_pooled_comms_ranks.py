@@ -141,6 +141,19 @@ def test_one_process_computes_the_same_function():
         assert np.abs(found - predicted["none"]).max() > 1e-3
 
 
+def test_predictions_leave_out_what_training_does():
+    (batch,) = global_batches([16], multi_hot=False)
+    thin, warm, plain = (
+        engine(comms, KINDS["table_wise"], world_size=1) for comms in (dct("none"), dct("none", warmup_steps=1), None)
+    )
+    expected = plain.predict(batch)
+    assert torch.equal(warm.predict(batch), expected)  # nothing is left out yet
+    masked = Net(MaskedBags(KINDS["table_wise"]))
+    masked.load_state_dict(plain._model.state_dict(), strict=False)
+    assert thin.predict(batch).numpy() == pytest.approx(masked(batch.dense, batch.sparse).detach().numpy(), abs=1e-4)
+    assert float((thin.predict(batch) - expected).abs().max()) > 1e-3
+
+
 def compare(rank, world_size):
     plain = train(rank, KINDS["mixed"], None)
     warm = train(rank, KINDS["mixed"], dct("dct", warmup_steps=99))
