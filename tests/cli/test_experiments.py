@@ -20,7 +20,7 @@ NAMES = group_options("experiment", config_folders(None))
 PLANNED = {
     "criteo_kaggle": 1,
     "het_trillion": 20,
-    "merlin_colossal": 40,
+    "merlin_colossal": 64,
     "merlin_jumbo": 8,
     "merlin_large": 2,
     "merlin_medium": 2,
@@ -58,7 +58,7 @@ def test_a_list_of_tables_is_planned_and_not_trained(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [f"+experiment={name}", f"cluster.nodes={PLANNED[name]}"]
-    words += [] if name == "merlin_tiny" else ["planner=memory_optimized"]
+    words += [] if name == "merlin_tiny" else ["planner=memory_optimized", "train.batch_size=512"]
     with pytest.raises(ConfigError, match=f"plan.tables={name}: a list of tables can be planned, not trained"):
         run(["train", *words])
     assert list(tmp_path.iterdir()) == []
