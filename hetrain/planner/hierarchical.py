@@ -20,9 +20,9 @@ SIZES = (4.0, 0.5, 0.2, 0.08)  # largest parts, of the bound, that choices are m
 ROOMS = (1.0, 0.985, 0.95, 0.9)  # shares of the memory of the mean rank that a choice may use
 GOOD = 1.002  # of the bound: the search stops
 IMPROVED = 3  # layouts that the local search works on
-EFFORT = 1_500_000  # tables x cuts that are weighed in rebuilding each
+EFFORT = 3_000_000  # tables x cuts that are weighed in rebuilding each
 LARGE = 1000  # tables: few parts of so many are large, and fewer tries reach as far
-ROUNDS = 30  # of rebuilding at most, for each table
+ROUNDS = 3  # of rebuilding at most, for each pair of tables
 
 
 def search(menu: Menu) -> tuple[Layout | None, Bound]:
@@ -38,7 +38,7 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     found = [*{round(layout.slowest / bound.ms, 6): layout for layout in tried}.values()]  # each once
     found.sort(key=lambda layout: layout.slowest)
     weighed = len(menu.loads) * menu.there.shape[1]
-    rounds = min(ROUNDS * len(menu.loads), EFFORT // weighed + 200)
+    rounds = min(ROUNDS * len(menu.loads) ** 2, EFFORT // weighed + 200)
     for layout in found[: 1 if len(menu.loads) > LARGE else IMPROVED]:
         if found[0].slowest > goal:
             improve(layout, goal)
