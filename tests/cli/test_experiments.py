@@ -20,7 +20,7 @@ NAMES = group_options("experiment", config_folders(None))
 PLANNED = {
     "criteo_kaggle": 1,
     "het_trillion": 20,
-    "merlin_colossal": 40,
+    "merlin_colossal": 64,
     "merlin_jumbo": 8,
     "merlin_large": 2,
     "merlin_medium": 2,
@@ -57,8 +57,12 @@ def test_a_list_of_tables_is_planned_and_not_trained(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [f"+experiment={name}", f"cluster.nodes={PLANNED[name]}"]
-    words += [] if name == "merlin_tiny" else ["planner=memory_optimized"]
+    words = [
+        f"+experiment={name}",
+        f"cluster.nodes={PLANNED[name]}",
+        "planner=memory_optimized",
+        "train.batch_size=512",
+    ]
     with pytest.raises(ConfigError, match=f"plan.tables={name}: a list of tables can be planned, not trained"):
         run(["train", *words])
     assert list(tmp_path.iterdir()) == []
