@@ -34,6 +34,12 @@ class _Memory:
         used = self.counted[0] * menu.hbm + self.counted[1] * menu.ddr
         return float(menu.copies @ np.where(menu.there, used, np.inf).min(1))
 
+    def weights(self, menu: Menu) -> float:
+        """Bytes of rows and state on the mean rank; none where they may all lie in the hosts' memory instead."""
+        elsewhere = not self.counted[1] and any(cut.ddr for row in menu.cuts for cut in row)
+        held = sum(load.table.rows * load.row_bytes for load in menu.loads) / menu.cluster.world_size
+        return 0.0 if elsewhere else held
+
     def lacks(self, menu: Menu) -> bool:
         return max(self.mean(menu), max(self.need(menu, k) for k in range(len(menu.cuts)))) > self.there
 
@@ -80,7 +86,7 @@ def _remedies(menu: Menu, options: Options, batch_size: int, engine: str, memory
     need = memory.need(menu, int(menu.kind_of[worst]))
     lack = max(need, mean) * ROOM - memory.there
     found = [f"raise {key} from {_gib(now)} to {_gib(now + max(lack, memory.there * 0.1))}"]
-    weights = sum(x.table.rows * x.row_bytes for x in menu.loads) / cluster.world_size
+    weights = memory.weights(menu)
     buffers = max(0.0, mean - weights)
     if memory.there > buffers and mean > buffers and need <= max(memory.there, mean * ROOM):
         ranks = max(math.ceil(cluster.world_size * weights * ROOM / (memory.there - buffers)), cluster.world_size + 1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from hetrain.planner.menu import Floats, Ints
 
-HALVINGS = 22
+HALVINGS = 16
 GROWTHS = 30  # of a price's interval, until it is high enough
 ROUNDS = 2
 
@@ -41,13 +41,13 @@ def relax(values: Floats, limits: Sequence[Limit], copies: Ints) -> Relaxed:
     if not np.isfinite(values.min(1)).all():
         return Relaxed(np.inf, values, tuple(prices))
     for turn in range(ROUNDS):
+        if turn and sum(p > 0 for p in prices) < 2:
+            break  # a lone price is at its best already
         for i, limit in enumerate(limits):
             others = values + sum(
                 p * x.used for k, (p, x) in enumerate(zip(prices, limits, strict=True)) if k != i and p
             )
-            before, prices[i] = prices[i], _turning(others, limit, copies)
-            if turn and abs(before - prices[i]) <= 1e-3 * before:
-                continue
+            prices[i] = _turning(others, limit, copies)
     price = values + sum(p * x.used for p, x in zip(prices, limits, strict=True) if p)
     value = float(copies @ price.min(1)) - sum(p * x.most for p, x in zip(prices, limits, strict=True))
     return Relaxed(value, price, tuple(prices))
