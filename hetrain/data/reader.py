@@ -165,7 +165,12 @@ class Reader:
         for epoch, left in enumerate([state["lanes"], *state.get("later", [])], self._epoch):
             if left is not None:
                 lanes = unpack(left)
-                self._begun[epoch] = lanes if len(lanes) == self._world_size else redeal(lanes, self._world_size)
+                self._begun[epoch] = lanes if self._are_fair(lanes) else redeal(lanes, self._world_size)
+
+    def _are_fair(self, lanes: list[Lane]) -> bool:
+        """Whether every rank has a lane, and in lockstep none, left by ranks that were apart, outlasts the others."""
+        least = -(-sum(map(lane_size, lanes)) // (self._batch_size * self._world_size))
+        return len(lanes) == self._world_size and not (self._lockstep and self._steps(lanes) > least)
 
     def _steps(self, lanes: list[Lane]) -> int:
         """Batches of an epoch with `lanes`, on this rank."""

@@ -47,6 +47,11 @@ def train(reader, batches, trained):
 def lockstep_sitting(path, world_size, batch_size, steps, state, trained):
     """All ranks train `steps` batches; what a checkpoint then says."""
     ranks = readers(path, world_size, batch_size, state, lockstep=True)
+    left, step_size = EPOCHS * EXAMPLES - sum(trained.values()), world_size * batch_size
+    if state is None or "later" not in state:  # what was left is dealt out evenly, whoever was ahead
+        last_epochs = (left - 1) // EXAMPLES if left else 0
+        expected = -(-(left - last_epochs * EXAMPLES) // step_size) + last_epochs * -(-EXAMPLES // step_size)
+        assert ranks[0].steps_left == expected
     for reader in ranks:
         train(reader, steps, trained)
     assert all(reader.state_dict() == ranks[0].state_dict() for reader in ranks)
@@ -60,6 +65,7 @@ STEPS = st.lists(st.integers(0, 12), min_size=1, max_size=4)  # of every rank
 @given(st.lists(st.tuples(st.integers(1, 9), STEPS, st.booleans()), min_size=1, max_size=4), st.integers(1, 3))
 @example([(5, [0, 10], False), (1, [0], False)], 1)  # the second sitting is cut before it comes to what the first began
 @example([(5, [0, 10], False), (1, [0], True)], 2)
+@example([(5, [0, 4], False), (5, [0, 0], True)], 2)  # rank 0 has 41 left, rank 1 has 22
 def test_every_example_once_per_epoch_whatever_the_cuts(path, sittings, last):
     """Sittings in lockstep among those at everyone's own pace, on any number of ranks."""
     trained, state = Counter(), None
