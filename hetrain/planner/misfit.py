@@ -53,12 +53,20 @@ def misfit(menu: Menu, options: Options, batch_size: int, engine: str, table: in
     mean = memory.mean(menu)
     words = (
         f"no plan fits: table {load.table.name!r} ({load.table.rows:,} x {load.table.dim}, "
-        f"{load.table.rows * load.row_bytes / GIB:.2f} GiB) needs {need / GIB:.2f} GiB of {memory.name} on each rank "
-        f"that holds a part of it, in the cut that needs least, and all tables {mean / GIB:.2f} GiB of the mean rank, "
-        f"which has {memory.there / GIB:.2f} GiB"
+        f"{_gib(load.table.rows * load.row_bytes)} GiB) needs {_gib(need)} GiB of {memory.name} on each rank "
+        f"that holds a part of it, in the cut that needs least, and all tables {_gib(mean)} GiB of the mean rank, "
+        f"which has {_gib(memory.there)} GiB"
     )
     remedies = _remedies(menu, options, batch_size, engine, memory, worst)
-    return ConfigError(f"{words}. Choose: " + ", ".join(f"({k}) {text}" for k, text in enumerate(remedies, 1)))
+    if table >= 0 and not memory.lacks(menu):
+        words += ". All of it would fit, but not in the places that this strategy gives"
+        remedies.insert(0, "set planner=hierarchical, which chooses cuts and places by what is left")
+    return ConfigError("\n  ".join([f"{words}. Choose one:", *(f"({k}) {text}" for k, text in enumerate(remedies, 1))]))
+
+
+def _gib(size: float) -> str:
+    gib = size / GIB
+    return f"{gib:.2f}" if gib >= 0.1 else f"{gib:.2g}"
 
 
 def _lacking(menu: Menu) -> _Memory:
@@ -77,7 +85,7 @@ def _remedies(menu: Menu, options: Options, batch_size: int, engine: str, memory
     )
     need = memory.need(menu, int(menu.kind_of[worst]))
     lack = max(need, mean) * ROOM - memory.there
-    found = [f"raise {key} from {now / GIB:.2f} to {(now + max(lack, memory.there * 0.1)) / GIB:.2f}"]
+    found = [f"raise {key} from {_gib(now)} to {_gib(now + max(lack, memory.there * 0.1))}"]
     weights = memory.weights(menu)
     buffers = max(0.0, mean - weights)
     if memory.there > buffers and mean > buffers and need <= max(memory.there, mean * ROOM):

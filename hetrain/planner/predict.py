@@ -70,7 +70,8 @@ def _held(
 
 def _cut(prices: TorchRecPrices, load: TableLoad, kind: str, columns: int, tier: str) -> Cut:
     if kind not in BY_ROWS:
-        whole = replace(load, table=replace(load.table, dim=columns))
+        state = load.state_bytes_per_row * columns // load.table.dim
+        whole = replace(load, table=replace(load.table, dim=columns), state_bytes_per_row=state)
         return prices.cuts(whole, ("table_wise",), (tier,))[0]
     if kind == "grid_shard":
         return next(cut for cut in prices.cuts(load, (kind,), (tier,)) if load.table.dim // cut.parts == columns)

@@ -69,7 +69,7 @@ def asked_lines(what: str, loads: Sequence[TableLoad], cluster: Cluster, speeds_
     rows = sum(load.table.rows for load in loads)
     measured = sum(load.skew is not None for load in loads)
     memories = [(cluster.hbm_bytes, "hbm")] if cluster.kind == "cuda" else []
-    memory = " and ".join(f"{size / GIB:,.1f} GiB {name}" for size, name in [*memories, (cluster.ddr_bytes, "ddr")])
+    memory = " and ".join(f"{size_text(size)} {name}" for size, name in [*memories, (cluster.ddr_bytes, "ddr")])
     links = f"{cluster.intra_gb_s:g} GB/s within, {cluster.inter_gb_s:g} GB/s between machines"
     skew = "not known: all ids taken as equally frequent (`hetrain stats` measures those of a data set)"
     if measured:

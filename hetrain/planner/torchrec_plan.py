@@ -59,8 +59,7 @@ def _parameter(plan: Plan, table: Table, device: str, local: int) -> ParameterSh
     kind = plan.sharding[table.name]
     if table.name in plan.replicated:
         return ParameterSharding(kind, EmbeddingComputeKernel.DENSE.value, list(range(plan.world_size)), None)
-    # strip by strip of columns, each by its rows: the order in which TorchRec takes shards and ranks together
-    pieces = sorted(plan.of_table(table.name), key=lambda p: (p.first_column, p.first_row))
+    pieces = plan.of_table(table.name)  # by rows: TorchRec takes the k-th for the k-th rank, of all or of a node
     for piece in pieces:
         _check_width(piece)
     shards = [_shard(piece, device, local) for piece in pieces]

@@ -42,13 +42,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_names_every_verb_and_imports_nothing_slow(tmp_path: Path) -> None:
     done = hetrain("--help", cwd=tmp_path)
     assert done.returncode == 0
-    assert all(verb in done.stdout for verb in ("train", "eval", "predict", "prepare", "doctor"))
+    assert all(verb in done.stdout for verb in ("train", "eval", "predict", "prepare", "stats", "plan", "doctor"))
     check = "import sys; from hetrain.cli.command import run; run(['train', '--help']); "
     check += "assert not {'torch', 'hydra', 'omegaconf', 'pyarrow', 'rich'} & set(sys.modules), 'slow import'"
     subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("verb", ["train", "eval", "predict", "prepare", "doctor"])
+@pytest.mark.parametrize("verb", ["train", "eval", "predict", "prepare", "stats", "plan", "doctor"])
 def test_help_of_a_verb(verb: str, tmp_path: Path) -> None:
     done = hetrain(verb, "--help", cwd=tmp_path)
     assert done.returncode == 0
@@ -65,6 +65,7 @@ def test_keys_lists_every_key_and_imports_nothing_slow(tmp_path: Path) -> None:
     assert row.split()[:7] == ["consistency.cache.policy=lru", "str", "lru", "|", "lfu", "|", "light_lfu"]
     assert "out=FILE" in hetrain("predict", "--keys", cwd=tmp_path).stdout
     assert "launch.nproc" not in hetrain("prepare", "--keys", cwd=tmp_path).stdout
+    assert "data.path" in hetrain("stats", "--keys", cwd=tmp_path).stdout
     assert "hetrain train --keys" in refused(tmp_path, "doctor", "--keys")
 
 

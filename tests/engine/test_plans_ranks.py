@@ -1,13 +1,24 @@
 """Every sharding type on gloo ranks, 2 and 4 (as 2 nodes of 2), against one process on the same global batches."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch.distributed as dist
 
 from hetrain import checkpoint
+from hetrain.engine.sharded_bags import ShardedBags
+from hetrain.errors import ConfigError
+from hetrain.planner.cluster import GIB, Cluster
+from hetrain.planner.options import Options
+from hetrain.planner.piece import Piece
+from hetrain.planner.strategies import STRATEGIES, make_plan
+from hetrain.planner.workload import TableLoad
 from hetrain.ranks import Ranks
-from tests.engine.bsp import engine_of, global_batches, optimizer, part, train_plain
+from hetrain.telemetry import Traffic
+from tests.engine.bsp import CPU, SEED, engine_of, global_batches, optimizer, part, train_plain
 from tests.engine.cuts import FOUR, ONE, TABLES, TWO
+from tests.engine.plain_bags import PlainBags
 from tests.ranks import run_ranks
 
 STEPS = [(8, 8, 8, 8), (8, 8, 8, 8), (8, 3, 8, 5), (0, 8, 2, 0)]  # examples of each rank: full, uneven, empty
@@ -78,13 +89,66 @@ def check(plans, name, world_size):
             assert value == pytest.approx(tables[table], abs=1e-6), (kind, table)
 
 
+def by_strategies(nodes):
+    """Every strategy's plan for nodes of 2 ranks, with thresholds that some of these tables pass and some do not.
+
+    Where two make the same plan it is there once.
+    """
+    cluster = Cluster("cpu", nodes, 2, 0, GIB, 10.0, 10.0, 1.0, 1.25)
+    loads = [TableLoad(t, tuple(1.5 for _ in t.features)) for t in TABLES]
+    options = Options(data_parallel_threshold=110, column_slice_threshold=300, row_slice_threshold=1500)
+    plans = {}
+    for name in STRATEGIES:
+        plan = make_plan(name, loads, cluster, "torchrec", 8, options).plan
+        if plan not in plans.values():
+            plans[name] = plan
+    return plans
+
+
 def test_two_nodes_of_two_ranks_equal_one_process():
-    check(FOUR, "sgd", 4)
+    check(FOUR | by_strategies(2), "sgd", 4)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad"])
-def test_two_ranks_equal_one_process(name):
-    check(TWO, name, 2)
+@pytest.mark.parametrize(("name", "more"), [("sgd", by_strategies(1)), ("adagrad", {})])
+def test_two_ranks_equal_one_process(name, more):
+    check(TWO | more, name, 2)
+
+
+UNEVEN = [("row_wise", [(0, 0, 20), (1, 20, 11)]), ("table_row_wise", [(0, 0, 11), (1, 11, 20)])]
+
+
+def uneven(kind, blocks):
+    """Table a in blocks of rows that TorchRec does not expect; the others as in a plan that it trains right."""
+    pieces = [Piece("a", rank, first, rows, 0, 16) for rank, first, rows in blocks]
+    plan = replace(TWO["one_node"], sharding={**TWO["one_node"].sharding, "a": kind})
+    return replace(plan, pieces=(*pieces, *(p for p in plan.pieces if p.table != "a")))
+
+
+def pool_uneven(rank, world_size):
+    """What the bags of table a sum up to, with and without the check of the plan."""
+    sparse, results = shares(rank, world_size)[0].sparse, []
+    ids = sparse["a"].values()
+    sparse.values()[: len(ids)] = 16 + ids % 11  # whose rows TorchRec finds, wrong ones; others lie beyond its memory
+    for kind, blocks in UNEVEN:
+        try:
+            engine_of(uneven(kind, blocks), TABLES, optimizer("sgd"))
+            refusal = ""
+        except ConfigError as error:
+            refusal = str(error)
+        bags = ShardedBags(TABLES, uneven(kind, blocks), optimizer("sgd"), CPU, SEED, 8, Traffic())
+        pooled = {key: value.detach().numpy() for key, value in bags(sparse).to_dict().items()}
+        results.append((refusal, pooled))
+    right = {key: value.detach().numpy() for key, value in PlainBags(TABLES, SEED)(sparse).items()}
+    return results, right
+
+
+def test_uneven_blocks_of_rows_are_refused_since_torchrec_would_sum_up_others():
+    for results, right in run_ranks(2, pool_uneven):
+        for (kind, _), (refusal, pooled) in zip(UNEVEN, results, strict=True):
+            assert f"{kind.replace('_', '-')} blocks of table 'a' must be ceil(31 / 2) = 16 rows" in refusal
+            assert "train silently wrong" in refusal
+            assert not np.allclose(pooled["a"], right["a"])
+            assert all(pooled[key] == pytest.approx(right[key], abs=1e-6) for key in ("b", "b2", "c", "d"))
 
 
 def save_and_load(rank, world_size, path, wrote, reads):

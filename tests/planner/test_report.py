@@ -51,7 +51,7 @@ def test_words_say_how_far_from_the_best_a_plan_is() -> None:
     assert said["tables as"] == "8 table_wise, 1 data_parallel"
     assert said["memory"] == "1.00 GiB in hbm"
     asked = dict(asked_lines("mine", loads(9), cluster(2, 4), "the config"))
-    assert asked["machines"] == "2 of 4 cuda ranks, each 1.0 GiB hbm and 2.0 GiB ddr for tables"
+    assert asked["machines"] == "2 of 4 cuda ranks, each 1.00 GiB hbm and 2.00 GiB ddr for tables"
     assert asked["tables"].startswith("9 (mine): 9,036 rows, 0.55 MiB with optimizer state, 9 lookups per example")
 
 
@@ -69,11 +69,10 @@ def test_the_picture_holds_every_byte_of_every_rank(tables: int, nodes: int, ran
     assert len(rows) == c.world_size
     widths = [[float(w) for w in re.findall(r'piece" x="[^"]*" y="[^"]*" width="([^"]*)"', row)] for row in rows]
     size = {load.table.name: load.table.rows * load.row_bytes for load in held}
-    for rank, row in enumerate(widths):
-        bytes_ = size["t<0>"] + sum(size[piece.table] for piece in found.plan.pieces if piece.rank == rank)
-        share = bytes_ / max(
-            size["t<0>"] + sum(size[p.table] for p in found.plan.pieces if p.rank == r) for r in range(c.world_size)
-        )
-        assert sum(row) == pytest.approx(sum(max(widths, key=sum)) * share, rel=0.05)
+    bytes_of = [size["t<0>"]] * c.world_size
+    for piece in found.plan.pieces:
+        bytes_of[piece.rank] += size[piece.table]
+    shares = [sum(row) / sum(max(widths, key=sum)) for row in widths]
+    assert shares == pytest.approx([held_bytes / max(bytes_of) for held_bytes in bytes_of], rel=0.05)
     assert sum(map(len, widths)) <= max(SEGMENTS, 3 * c.world_size)
     assert len(text) < 3_000_000
