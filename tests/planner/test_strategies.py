@@ -75,7 +75,7 @@ def check_within(planned: Planned, c: Cluster, loads: list[TableLoad]) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(loads=tables, c=clusters, engine=st.sampled_from(["torchrec", "store"]))
 def test_plans_hold_every_row_within_memory(strategy, loads, c, engine):
     planned = plan_or_misfit(strategy, loads, c, engine)
@@ -89,7 +89,7 @@ def test_plans_hold_every_row_within_memory(strategy, loads, c, engine):
             assert (said.hbm_bytes, said.ddr_bytes, said.rows) == (priced.hbm_bytes, priced.ddr_bytes, priced.rows)
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(loads=tables, nodes=st.sampled_from([1, 2]))
 def test_hierarchical_is_never_worse_than_the_plain_ones(loads, nodes):
     c = cluster(nodes, 2, 64 * GIB)
@@ -117,14 +117,14 @@ def best_of_all(menu) -> float:
     for way in ways:
         loads = (loads[:, None] + np.array(way)[None]).reshape(-1, 3, c.world_size)
         loads = loads[(loads[:, 1:] <= limit).all((1, 2))]
-        loads = np.unique(loads.round(12), axis=0)
+        loads = np.unique(loads.round(15), axis=0)
     return float(loads[:, 0].max(1).min()) if len(loads) else np.inf
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
-    loads=st.lists(one_table, min_size=2, max_size=4).map(
-        lambda rows: [table(k, r, min(d, 48), (float(p),)) for k, (r, d, p) in enumerate(rows)]
+    loads=st.lists(one_table, min_size=2, max_size=3).map(
+        lambda rows: [table(k, r, min(d, 16), (float(p),)) for k, (r, d, p) in enumerate(rows)]
     ),
     hbm=st.sampled_from([GIB // 4, 8 * GIB]),
 )
