@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hetrain import checkpoint
+from hetrain.capacity import parse_capacity
 from hetrain.comms.dense_exchange import DenseComms
 from hetrain.config import RunConfig
 from hetrain.config.comms import codecs_of
@@ -239,6 +240,7 @@ def _store_settings(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Any:
     from hetrain.engine.store_settings import StoreSettings, dct_of_rows
 
     mode, rows = cfg.consistency, codecs_of(cfg).rows
+    held_back = mode.mode == "het" and parse_capacity(mode.cache.capacity).amount > 0
     if cfg.store.device == "cuda" and device.type != "cuda":
         raise ConfigError(
             "store.device=cuda: this run has no CUDA device. Set store.device=cpu, or see `hetrain doctor`."
@@ -259,7 +261,7 @@ def _store_settings(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Any:
         index=cfg.store.index,
         own_pace=mode.mode in OWN_PACE,
         rows=rows,
-        dct=dct_of_rows(cfg.comms.dct) if rows == "dct" else None,
+        dct=dct_of_rows(cfg.comms.dct, held_back=held_back) if rows == "dct" else None,
     )
 
 

@@ -140,7 +140,7 @@ class DctConfig:
     refresh_steps: int = 1000  # steps after which thresholds are found anew
     warmup_steps: int = 0  # steps at the start in which everything travels
     smallest: int = 128  # values; smaller dense tensors travel whole
-    max_age: int = 16  # pushes of a row after which what waited is sent whole
+    max_age: int | None = None  # pushes of a row after which what waited is sent whole; null: 16, with het's cache 1
 
 
 @dataclass

@@ -76,9 +76,14 @@ class StoreSettings:
         return LATE_BLOCKS if self.overlapped and self._waits else 0
 
 
-def dct_of_rows(cfg: DctConfig) -> Dct:
-    """What `comms.dct` says of rows."""
-    return Dct(cfg.rows_sparsity, cfg.max_age, cfg.refresh_steps, cfg.warmup_steps)
+# Pushes of a row. A push out of a cache holds up to `staleness` updates, and others wait that long for its rest.
+AGE_HELD_BACK, AGE = 1, 16
+
+
+def dct_of_rows(cfg: DctConfig, *, held_back: bool) -> Dct:
+    """What `comms.dct` says of rows; `held_back`: a push may hold many updates."""
+    age = cfg.max_age or (AGE_HELD_BACK if held_back else AGE)
+    return Dct(cfg.rows_sparsity, age, cfg.refresh_steps, cfg.warmup_steps)
 
 
 def slot_costs(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: RowOptimizer) -> list[int]:
