@@ -15,7 +15,7 @@ from torch import Tensor
 from hetrain.comms.sparse_message import Sparse, pack, unpack
 from hetrain.config import DctConfig
 
-SURGE = 1.5  # a tensor of which so many times k entries would be sent gets a new threshold at once
+STRAY = 1.5  # a tensor of which so many times k entries would be sent, or k by so much, gets a new threshold at once
 _LEAST = torch.finfo(torch.float32).tiny  # a threshold: zeros are never sent
 
 
@@ -112,10 +112,10 @@ class Compressor:
         positions = self._above(size)
         ends = torch.tensor(self._sizes).cumsum(0).to(f.device)
         counts = torch.searchsorted(positions, ends).cpu().diff(prepend=torch.zeros(1, dtype=torch.int64))
-        surging = torch.nonzero(counts > SURGE * self._most)[:, 0].tolist()
-        if not surging:
+        stray = torch.nonzero((counts > STRAY * self._most) | (STRAY * counts < self._most))[:, 0].tolist()
+        if not stray:
             return positions
-        self._find(size, surging)
+        self._find(size, stray)
         return self._above(size)
 
     def _find(self, size: Tensor, numbers: Sequence[int]) -> None:

@@ -57,7 +57,8 @@ class Reference:
         most = max(1, math.ceil(round(len(f) * (1 - self.dct.dense_sparsity), 6)))
         least = float(np.finfo(np.float32).tiny)
         threshold = self.thresholds[i]
-        if due or threshold is None or (np.abs(f) >= np.float32(threshold)).sum() > 1.5 * most:
+        count = 0 if threshold is None else (np.abs(f) >= np.float32(threshold)).sum()
+        if due or threshold is None or count > 1.5 * most or 1.5 * count < most:
             threshold = self.thresholds[i] = max(magnitudes[most - 1], least)
         return np.abs(f) >= np.float32(threshold)
 
@@ -108,6 +109,14 @@ def test_a_fixed_threshold_lets_no_more_through_as_what_waits_grows() -> None:
         before = compressor.sent
         compressor.compress(gradient)
         assert 1 <= compressor.sent - before <= 1.5 * 200
+
+
+def test_gradients_that_shrink_are_sent_all_the_same() -> None:
+    compressor = Compressor(Parts([20_000], [False]), DctConfig(dense_sparsity=0.99, refresh_steps=1000))
+    for step, gradient in enumerate(gradients(60, 20_000)):
+        before = compressor.sent
+        compressor.compress(gradient * 0.8**step)
+        assert compressor.sent - before >= 200 / 1.5
 
 
 def test_zeros_are_never_sent() -> None:
