@@ -47,6 +47,7 @@ from hetrain.training.stop_signal import StopSignal
 from hetrain.training.table_file import OUT_FORMATS, write_table
 
 logger = logging.getLogger(__name__)
+UNITS = {"het": "updates", "ssp": "steps", "asp": "pushes"}  # of the staleness a summary tells, by consistency.mode
 
 
 def build(cfg: RunConfig, ranks: Ranks, device: torch.device, restarts: int = 0) -> Trainer:
@@ -368,7 +369,7 @@ def _about(cfg: RunConfig, schema: DatasetSchema, ranks: Ranks) -> dict[str, Any
         "model": cfg.model["_target_"].rpartition(".")[2],
         "mode": cfg.consistency.mode,
         "staleness": None if cfg.consistency.mode in ("bsp", "asp") else _json_number(cfg.consistency.staleness),
-        "staleness_unit": "steps" if cfg.consistency.mode in OWN_PACE else "updates",
+        "staleness_unit": UNITS.get(cfg.consistency.mode),
         "batch_size": cfg.train.batch_size,
         "servers": ranks.servers,
         "comms": vars(codecs_of(cfg)),

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 OPTIONS = ("none", "fp16", "bf16", "int8", "dct")
 PATHS = ("rows", "pooled_forward", "pooled_backward", "dense")
-ROUNDS, OWN_PACE = ("het",), ("asp", "ssp")
 
 # Paths that a mode has: rows travel between caches and owners, pooled embeddings between TorchRec's ranks.
 OF_MODE = {

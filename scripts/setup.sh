@@ -35,7 +35,7 @@ build() {
 }
 
 BUILD=$(build)
-WANTED="$BUILD $(cat pyproject.toml scripts/setup.sh | cksum | tr ' ' '-')"
+WANTED="$BUILD $(cat pyproject.toml scripts/setup.sh | cksum | tr ' ' '-') $PWD"
 STAMP=$VENV/.hetrain-setup
 if [ -f "$STAMP" ] && grep -qxF "$WANTED" "$STAMP" && { [ -z "$EXTRA" ] || grep -qxF "$EXTRA" "$STAMP"; }; then
     exit 0

@@ -54,8 +54,9 @@ most used keys
   train.epochs=1                 train.max_steps=N ends earlier
   train.eval_every=N             steps between evaluations; null: at the end of each epoch
   optimizer.rows.lr=0.02         learning rate of embedding rows; optimizer.dense.lr that of the rest
-  consistency=bsp|het            rows always fresh, or cached within a bound
-  consistency.staleness=100      updates a cached row may hold back, and its owner may be ahead (het); inf: no bound
+  consistency=bsp|het|ssp|asp    rows always fresh; cached within a bound; at one's own pace, cached or fetched
+  consistency.staleness=100      updates a cached row may hold back, and its owner may be ahead (het); steps a
+                                 worker may be ahead of the slowest (ssp); inf: no bound
                                  0: a changed row is sent and fetched before its next read, which is not yet bsp:
                                  what another process holds back is seen once that one sends it
   consistency.cache.capacity=0.1 rows kept per worker: a share (1: all), a number above 1, memory (512MiB); 0: none,
@@ -64,7 +65,10 @@ most used keys
   consistency.prefetch=true      the next batch's rows travel while this one is computed (a cache, staleness >= 1)
   store.index=array              all rows in memory; hash: those seen, for tables far larger than memory (het)
   model.embedding_dim=16         width of a row, a multiple of 4
-  launch.nproc=2                 processes on this machine; null: one per GPU, else 2
+  comms=none|fp16|bf16|int8|dct  in what form values travel; comms.dense, comms.rows, ... path by path
+  planner=torchrec|hierarchical  and others: which rank holds which rows; planner.plan=FILE: a plan made before
+  launch.nproc=2                 workers on this machine; null: one per GPU, else 2; cluster.servers=1 adds a server
+  launch.max_restarts=0          times a run whose process died goes on from its last checkpoint (checkpoint.every=N)
   name=NAME                      run folder in runs=DIR; the same name goes on from its last checkpoint
                                  (-m: jobs are named 0, 1, ... in DIR/TIME, or multirun/TIME)
 
@@ -73,7 +77,7 @@ examples
   hetrain train +experiment=criteo_bsp data=criteo data.path=data/criteo train.batch_size=4096
   hetrain train model=dlrm consistency=het consistency.staleness=inf name=first
   hetrain train -m +experiment=criteo_het consistency.staleness=0,10,100,10000
-  hetrain train model._target_=my_models.Mine +model.width=64
+  hetrain train model=custom model._target_=my_models.Mine model.width=64
   torchrun --nnodes 2 --nproc-per-node 8 ... -m hetrain train +experiment=criteo_het   (srun works alike)
     torchrun has the last word on exit codes: 1 for every error, and its own traceback after SIGTERM
 """,

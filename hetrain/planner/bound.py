@@ -91,7 +91,10 @@ class Packing:
     def refuted(self, slowest: float, low: float, high: float) -> str:
         """Why no plan of `slowest` ms spends `low` to `high` on what all ranks do; empty where none is found."""
         for at, (reason, share) in enumerate(self.shares):
-            if self.pack(share, slowest, low, high).value > 1 + 1e-9:
+            value = self.pack(share, slowest, low, high).value
+            if not np.isfinite(value):
+                return "one part of a table that no cut allowed makes cheaper"
+            if value > 1 + 1e-9:
                 self.shares.insert(0, self.shares.pop(at))  # it will most likely say so of the next one, too
                 return reason
         return ""

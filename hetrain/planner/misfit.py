@@ -85,7 +85,7 @@ def _remedies(menu: Menu, options: Options, batch_size: int, engine: str, memory
     )
     need = memory.need(menu, int(menu.kind_of[worst]))
     lack = max(need, mean) * ROOM - memory.there
-    found = [f"raise {key} from {_gib(now)} to {_gib(now + max(lack, memory.there * 0.1))}"]
+    found = [f"raise {key} from {_gib(now)} to at least {_gib(now + max(lack, memory.there * 0.1))}"]
     weights = memory.weights(menu)
     buffers = max(0.0, mean - weights)
     if memory.there > buffers and mean > buffers and need <= max(memory.there, mean * ROOM):

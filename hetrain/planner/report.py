@@ -90,10 +90,14 @@ def found_lines(planned: Planned, batch_size: int) -> list[tuple[str, str]]:
     """How good the plan is, and what would make it better."""
     slowest, bound = planned.slowest_ms, planned.lower_bound_ms
     above = f"{slowest / bound - 1:.1%} above" if bound > 0 else "above"
+    best = f"{milliseconds(bound)} ms, which no plan of the cuts allowed can go below"
     kinds = Counter(planned.plan.sharding.values())
     return [
         ("slowest", f"{milliseconds(slowest)} ms a step for the embeddings of {batch_size:,} examples per rank"),
-        ("bound", f"{above} {milliseconds(bound)} ms, which no plan can go below: {planned.bounded_by}"),
+        (
+            "bound",
+            f"{above} {milliseconds(bound)} ms, which no plan of the cuts allowed can go below: {planned.bounded_by}",
+        ),
         ("balance", f"max/mean {planned.imbalance:.3f}"),
         ("bottleneck", planned.bottleneck),
         ("tables as", ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())),

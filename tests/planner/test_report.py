@@ -46,7 +46,7 @@ def test_few_ranks_are_listed_and_many_summed_up() -> None:
 def test_words_say_how_far_from_the_best_a_plan_is() -> None:
     said = dict(found_lines(planned(loads(9), 8), 512))
     assert said["slowest"] == "8.000 ms a step for the embeddings of 512 examples per rank"
-    assert said["bound"] == "100.0% above 4.000 ms, which no plan can go below: the mean"
+    assert said["bound"] == "100.0% above 4.000 ms, which no plan of the cuts allowed can go below: the mean"
     assert said["balance"] == "max/mean 1.778"
     assert said["tables as"] == "8 table_wise, 1 data_parallel"
     assert said["memory"] == "1.00 GiB in hbm"

@@ -178,7 +178,7 @@ def test_misfits_name_table_need_have_and_remedies(strategy):
         "'t1'",
         "0.72 GiB",
         "has 0.50 GiB",
-        "(1) raise planner.memory_gib from 0.50 to 0.",
+        "(1) raise planner.memory_gib from 0.50 to at least 0.",
         "allow row_wise and",
     ]:
         assert part in words
