@@ -94,10 +94,7 @@ def found_lines(planned: Planned, batch_size: int) -> list[tuple[str, str]]:
     kinds = Counter(planned.plan.sharding.values())
     return [
         ("slowest", f"{milliseconds(slowest)} ms a step for the embeddings of {batch_size:,} examples per rank"),
-        (
-            "bound",
-            f"{above} {milliseconds(bound)} ms, which no plan of the cuts allowed can go below: {planned.bounded_by}",
-        ),
+        ("bound", f"{above} {best}: {planned.bounded_by}"),
         ("balance", f"max/mean {planned.imbalance:.3f}"),
         ("bottleneck", planned.bottleneck),
         ("tables as", ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())),
