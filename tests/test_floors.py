@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "hetrain"
 FLOORS = [
     # 0: pure rules, bytes, errors, the run's log
     ["errors"],
-    ["tables", "consistency", "durable", "capacity", "roles", "stop_signals", "codec"],
+    ["tables", "consistency", "durable", "json_file", "capacity", "roles", "stop_signals", "codec"],
     ["telemetry", "ranks"],
     # 1: schemas and what composes and checks them; batches; networks; optimizers
     ["config"],

@@ -26,6 +26,8 @@ SHARDING_TYPES = (
 PLANNERS = ("torchrec", "hierarchical", "round_robin", "memory_balanced", "memory_optimized")
 TIERS = ("hbm", "cached", "ddr")
 MOST = 1 << 24  # examples of a batch: more is a slip of the finger
+MOST_GIB = 1 << 33  # of a memory: its bytes stay inside of int64
+MOST_RANKS = 65_536  # of machines to plan for
 MOST_IDS = 200_000_000  # of a sample, all columns together: 24 bytes each while it is made
 STORE_SHARDING = ("table_wise", "row_wise")
 SPLITS = ("train", "validation", "test")
@@ -167,6 +169,7 @@ def _planner(cfg: RunConfig) -> Iterator[str]:
     planner = cfg.planner
     yield from _one_of("planner.name", planner.name, PLANNERS)
     yield from _positive("planner.memory_gib", planner.memory_gib, "null takes the device's own.")
+    yield from _at_most("planner.memory_gib", planner.memory_gib, MOST_GIB)
     types = planner.sharding_types
     if types is not None and not types:
         yield _finding("planner.sharding_types", "[]", "at least one of " + ", ".join(SHARDING_TYPES))
@@ -262,11 +265,17 @@ def _machines(cluster: ClusterConfig) -> Iterator[str]:
     for key in ("nodes", "gpus_per_node"):
         yield from _at_least(f"cluster.{key}", getattr(cluster, key), 1)
         yield from _at_most(f"cluster.{key}", getattr(cluster, key), 65_536)
+    if (cluster.nodes or 1) * (cluster.gpus_per_node or 1) > MOST_RANKS:
+        asked = f"{cluster.nodes} x {cluster.gpus_per_node}"
+        yield _finding("cluster.nodes x cluster.gpus_per_node", asked, f"at most {MOST_RANKS:,} ranks together")
     yield from _positive("cluster.hbm_gib", cluster.hbm_gib, "cluster.device=cpu plans without.")
     yield from _positive("cluster.ddr_gib", cluster.ddr_gib)
+    for key in ("hbm_gib", "ddr_gib"):
+        yield from _at_most(f"cluster.{key}", getattr(cluster, key), MOST_GIB)
     for key in ("hbm_gb_s", "ddr_gb_s", "host_link_gb_s", "intra_gb_s", "inter_gb_s"):
         yield from _positive(f"cluster.{key}", getattr(cluster, key), "It is in 10^9 bytes a second.")
     yield from _at_least("cluster.latency_us", cluster.latency_us, 0)
+    yield from _at_most("cluster.latency_us", cluster.latency_us, 10**9, "It is in microseconds: that is 17 minutes.")
     if not 0 <= cluster.reserve < 1:
         yield _finding("cluster.reserve", cluster.reserve, "a share of the memory, at least 0 and below 1")
 

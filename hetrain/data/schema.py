@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hetrain.errors import DataError
+from hetrain.json_file import read_json, whole_number
 
 FORMAT = 1
 SPLITS = ("train", "validation", "test")
@@ -80,7 +81,7 @@ def load_schema(path: str | Path) -> DatasetSchema:
             f"`hetrain prepare data=criteo data.raw=FILE_OR_GLOB data.path={path}`, or use data=sample."
         )
     try:
-        raw = json.loads(file.read_text())
+        raw = read_json(file)
         if raw["format"] != FORMAT:
             raise DataError(
                 f"{file}: format {raw['format']}, this version reads {FORMAT}. Remove {path} and prepare it again."
@@ -88,7 +89,7 @@ def load_schema(path: str | Path) -> DatasetSchema:
         schema = DatasetSchema(
             dense=tuple(raw["dense"]),
             sparse=tuple(SparseColumn(**column) for column in raw["sparse"]),
-            splits={name: int(rows) for name, rows in raw["splits"].items()},
+            splits={name: whole_number(rows) for name, rows in raw["splits"].items()},
             best_auc=raw.get("best_auc"),
             made_from=raw.get("made_from", {}),
             report=raw.get("report", {}),

@@ -55,7 +55,9 @@ def refuse_columns(pieces: Sequence[Piece], table: Table) -> None:
             )
 
 
-def check_torchrec_cut(pieces: Sequence[Piece], table: Table, kind: str, world_size: int, ranks_per_node: int) -> None:
+def check_torchrec_cut(
+    pieces: Sequence[Piece], table: Table, kind: str | None, world_size: int, ranks_per_node: int
+) -> None:
     """Raise ConfigError unless the pieces are as TorchRec assumes for sharding type `kind`.
 
     It computes an id's rank from blocks of ceil(rows / ranks): with others it trains silently wrong.
@@ -71,6 +73,10 @@ def check_torchrec_cut(pieces: Sequence[Piece], table: Table, kind: str, world_s
         raise ConfigError(f"plan: table {table.name!r} is table_wise and held in {len(pieces)} pieces; one is wanted")
     elif kind in ("column_wise", "table_column_wise"):
         _check_columns(pieces, table, kind, ranks_per_node)
+    elif kind != "table_wise":
+        raise ConfigError(
+            f"plan: table {table.name!r} is held in pieces, and {kind!r} in plan.sharding; expected their cut"
+        )
 
 
 def _check_blocks(pieces: Sequence[Piece], table: Table, kind: str, ranks: Sequence[int]) -> None:

@@ -1,10 +1,10 @@
 """A plan that a run is given: plan.json of another run, of `hetrain plan`, or written by hand."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from hetrain.errors import ConfigError
+from hetrain.json_file import read_json
 from hetrain.planner.plan import Plan
 from hetrain.planner.request import engine_of
 from hetrain.roles import Roles
@@ -46,7 +46,7 @@ def given_plan(file: str, mode: str, tables: Sequence[Table], roles: Roles) -> P
 def _read(file: Path) -> Plan:
     remedy = "expected plan.json of a run's folder or of `hetrain plan`."
     try:
-        held = json.loads(file.read_text())
+        held = read_json(file)
     except OSError as error:
         raise ConfigError(f"planner.plan={file}: cannot be read ({error.strerror}); {remedy}") from error
     except ValueError as error:
@@ -68,8 +68,17 @@ def _check(plan: Plan, file: str, tables: Sequence[Table]) -> None:
             )
     try:
         plan.check(tables)
+        _check_replicas(plan)
     except ConfigError as error:
         raise ConfigError(
             f"planner.plan={file}: {error}. Where data or model.embedding_dim are not those it was made for, make it "
             "again, or set planner.plan=null."
         ) from error
+
+
+def _check_replicas(plan: Plan) -> None:
+    """What is replicated is said to be so in both places: TorchRec's plan goes by `sharding`."""
+    for name in sorted(plan.replicated):
+        if plan.sharding.get(name) != "data_parallel":
+            kind = plan.sharding.get(name)
+            raise ConfigError(f"plan: table {name!r} is replicated, and {kind!r} in plan.sharding, not 'data_parallel'")

@@ -1,12 +1,13 @@
 """The cluster that a config describes: its own numbers, else a measured profile's, else this machine's. No torch."""
 
-import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetrain.config import ClusterConfig
 from hetrain.errors import ConfigError
+from hetrain.json_file import read_json, whole_number
 from hetrain.planner.cluster import GIB, Cluster
 from hetrain.planner.host_memory import host_memory
 
@@ -86,9 +87,11 @@ def read_profile(file: Path, device: str, nodes: int) -> dict[str, float]:
     """
     remedy = "Measure again with `hetrain plan --calibrate`, or leave cluster.profile out."
     try:
-        held: dict[str, Any] = json.loads(file.read_text())
+        held: dict[str, Any] = read_json(file)
         speeds = {key: float(value) for key, value in held["speeds"].items() if key in SPEEDS}
-        measured_on, measured_nodes = str(held["device"]), int(held["nodes"])
+        if not all(0 <= speed < math.inf for speed in speeds.values()):
+            raise ValueError(f"speeds {speeds}")
+        measured_on, measured_nodes = str(held["device"]), whole_number(held["nodes"])
     except OSError as error:
         raise ConfigError(f"cluster.profile={file}: cannot be read ({error.strerror}). {remedy}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hetrain.json_file import whole_number
+
 TIERS = ("hbm", "cached", "ddr")  # the device's memory; the host's with a cache on the device; the host's
 HOST = "ddr"
 SHARDING_TYPES = (
@@ -37,6 +39,6 @@ class Piece:
     @classmethod
     def from_json(cls, held: Mapping[str, Any]) -> "Piece":
         """What `to_json` wrote; raises KeyError, TypeError or ValueError otherwise."""
-        (row, end), (column, last) = map(int, held["rows"]), map(int, held["columns"])
+        (row, end), (column, last) = map(whole_number, held["rows"]), map(whole_number, held["columns"])
         tier = str(held.get("tier", HOST))
-        return cls(str(held["table"]), int(held["rank"]), row, end - row, column, last - column, tier)
+        return cls(str(held["table"]), whole_number(held["rank"]), row, end - row, column, last - column, tier)

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from hetrain.errors import ConfigError
+from hetrain.json_file import whole_number
 from hetrain.planner.cuts import check_bounds, check_cover, check_torchrec_cut, refuse_columns
 from hetrain.planner.piece import SHARDING_TYPES, Piece
 from hetrain.tables import Table
@@ -56,11 +57,11 @@ class Plan:
         try:
             return cls(
                 str(held["engine"]),
-                int(held["world_size"]),
+                whole_number(held["world_size"]),
                 tuple(Piece.from_json(piece) for piece in held["pieces"]),
-                frozenset(map(str, held["replicated"])),
+                frozenset(_texts(held["replicated"])),
                 {str(name): str(kind) for name, kind in dict(held["sharding"]).items()},
-                int(held.get("ranks_per_node", 0)),
+                whole_number(held.get("ranks_per_node", 0)),
             )
         except KeyError as error:
             raise ConfigError(f"plan: {error} is missing; expected what hetrain wrote as plan.json") from error
@@ -75,7 +76,7 @@ class Plan:
         """
         if self.engine not in ENGINES:
             raise ConfigError(f"plan.engine={self.engine!r}: expected one of {', '.join(ENGINES)}")
-        if self.ranks_per_node and self.world_size % self.ranks_per_node:
+        if self.ranks_per_node < 0 or (self.ranks_per_node and self.world_size % self.ranks_per_node):
             raise ConfigError(
                 f"plan.ranks_per_node={self.ranks_per_node}: expected a divisor of the {self.world_size} ranks"
             )
@@ -106,5 +107,11 @@ class Plan:
         if self.engine == "store":
             refuse_columns(pieces, table)
         else:
-            kind = self.sharding.get(table.name, "")
+            kind = self.sharding.get(table.name)
             check_torchrec_cut(pieces, table, kind, self.world_size, self.ranks_per_node or self.world_size)
+
+
+def _texts(held: object) -> list[str]:
+    if not isinstance(held, list) or not all(isinstance(text, str) for text in held):
+        raise ValueError(f"{held!r} is no list of names")
+    return held

@@ -6,13 +6,13 @@ written as 1;10.
 """
 
 import csv
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from hetrain.errors import ConfigError
+from hetrain.json_file import read_json
 from hetrain.planner.workload import TableLoad
 from hetrain.tables import MAX_ROWS, MAX_TABLES, Table
 
@@ -101,7 +101,7 @@ class _Entry:
     def whole(self, key: str, most: int) -> int:
         """A whole number from 1 to `most`."""
         value = self._number(self._entry.get(key, 1))
-        if value is None or not float(value).is_integer() or not 1 <= value <= most:
+        if value is None or not 1 <= value <= most or not float(value).is_integer():
             raise self._error(key, f"a whole number from 1 to {most:,}")
         return int(value)
 
@@ -126,7 +126,7 @@ class _Entry:
     def element_bytes(self) -> int:
         """Bytes of a value."""
         dtype = self._entry.get("dtype") or "fp32"
-        if dtype not in BYTES:
+        if not isinstance(dtype, str) or dtype not in BYTES:
             raise self._error("dtype", " or ".join(BYTES))
         return BYTES[dtype]
 
@@ -150,10 +150,7 @@ def _entries(file: Path) -> Iterator[tuple[str, object]]:
     """Where each entry stands, and the entry."""
     try:
         if file.suffix == ".csv":
-            with file.open(newline="", encoding="utf-8-sig") as lines:
-                reader = csv.DictReader(lines, skipinitialspace=True)
-                for row in reader:
-                    yield f"{file}, line {reader.line_num}", _cells(row, f"{file}, line {reader.line_num}")
+            yield from _lines(file)
             return
         held = _parsed(file)
     except (OSError, UnicodeDecodeError) as error:
@@ -165,6 +162,20 @@ def _entries(file: Path) -> Iterator[tuple[str, object]]:
         yield f"{file}, entry {number}", entry
 
 
+def _lines(file: Path) -> Iterator[tuple[str, object]]:
+    with file.open(newline="", encoding="utf-8-sig") as lines:
+        reader = csv.DictReader(lines, skipinitialspace=True)
+        try:
+            names = [name.strip() for name in reader.fieldnames or ()]
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise ConfigError(f"{file}, line 1: column {twice!r} is there twice. Leave one out.")
+            for row in reader:
+                yield f"{file}, line {reader.line_num}", _cells(row, f"{file}, line {reader.line_num}")
+        except csv.Error as error:
+            raise ConfigError(f"{file}, line {reader.line_num}: is not CSV ({error}).") from error
+
+
 def _cells(row: Mapping[str | None, Any], where: str) -> dict[str, Any]:
     """A line of a CSV file; empty cells are left out."""
     if None in row:
@@ -173,15 +184,16 @@ def _cells(row: Mapping[str | None, Any], where: str) -> dict[str, Any]:
 
 
 def _parsed(file: Path) -> Any:
-    text = file.read_text(encoding="utf-8")
     if file.suffix == ".json":
         try:
-            return json.loads(text)
+            return read_json(file)
         except ValueError as error:
             raise ConfigError(f"{file}: is not JSON ({error}).") from error
     import yaml
 
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a month 13, a number of 5,000 digits
         raise ConfigError(f"{file}: is not YAML ({' '.join(str(error).split())}).") from error

@@ -5,6 +5,7 @@ stats.json holds, for every sparse column and for all together, what is shown on
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hetrain.data.schema import STATS_FILES, DatasetSchema, load_schema
 from hetrain.data.window import Ints
 from hetrain.durable import write_text
 from hetrain.errors import DataError
+from hetrain.json_file import read_json, whole_number
 from hetrain.stats.counts import IdCounter
 from hetrain.stats.spectrum import Spectrum
 
@@ -144,22 +146,30 @@ def load(path: str | Path, schema: DatasetSchema) -> Stats | None:
         return None
     again = f"Make it again with `hetrain stats data.path={path}`, or remove it."
     try:
-        stats: Stats = json.loads(file.read_text())
+        stats: Stats = read_json(file)
         if stats["format"] != FORMAT:
             raise DataError(f"{file}: format {stats['format']}, this version reads {FORMAT}. {again}")
-        split, measured, columns = stats["split"], stats["fingerprint"], stats["columns"]
-        _check_columns(columns)
+        parts = differing(stats["fingerprint"], fingerprint(path, schema, (str(stats["split"]),)))
+        if parts:
+            raise DataError(f"{file}: was measured on other data than lies there now ({', '.join(parts)}). {again}")
+        _check_columns(stats["columns"], schema)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{file}: damaged ({error!r}). {again}") from error
-    if parts := differing(measured, fingerprint(path, schema, (split,))):
-        raise DataError(f"{file}: was measured on other data than lies there now ({', '.join(parts)}). {again}")
     return stats
 
 
-def _check_columns(columns: list[Mapping[str, Any]]) -> None:
-    """What the planner reads of every column is there."""
-    for column in columns:
-        str(column["name"]), int(column["rows"]), float(column["pooling"]), column["top"].items()
-        for ids, lookups in column["spectrum"]:
-            int(ids), float(lookups)
-        [int(row) for row in column["row_quantiles"]]
+def _check_columns(columns: list[Mapping[str, Any]], schema: DatasetSchema) -> None:
+    """What the planner reads of every column of the data is there, and can be; ValueError, KeyError or so otherwise."""
+    found, wanted = [str(column["name"]) for column in columns], [column.name for column in schema.sparse]
+    if found != wanted:
+        raise ValueError(f"columns {', '.join(found)}")
+    for column, rows in zip(columns, (column.rows for column in schema.sparse), strict=True):
+        name, pooling, quantiles = column["name"], column["pooling"], [*map(whole_number, column["row_quantiles"])]
+        if column["rows"] != rows:
+            raise ValueError(f"column {name}: rows {column['rows']}")
+        if not 0 <= float(pooling) < math.inf or not isinstance(column["top"], Mapping):
+            raise ValueError(f"column {name}: pooling or top")
+        if any(whole_number(ids) < 1 or not 0 < float(lookups) < math.inf for ids, lookups in column["spectrum"]):
+            raise ValueError(f"column {name}: spectrum")
+        if sorted(quantiles) != quantiles or [*quantiles[:1], *quantiles[1:][-1:]] != [0, rows]:
+            raise ValueError(f"column {name}: row_quantiles")

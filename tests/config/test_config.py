@@ -133,6 +133,10 @@ MESSAGES = {
     "planner.tiers=[ddr]": "planner.tiers=['ddr']: expected null with planner.name=torchrec. It belongs to the others.",
     "planner.constraints={C1: {columns: 8}}": "planner.constraints=C1: expected none with planner.name=torchrec.",
     "cluster.nodes=0": "cluster.nodes=0: expected at least 1.",
+    "cluster.ddr_gib=1e308": "cluster.ddr_gib=1e+308: expected at most 8,589,934,592.",
+    "cluster.hbm_gib=1e308": "cluster.hbm_gib=1e+308: expected at most 8,589,934,592.",
+    "planner.memory_gib=1e308": "planner.memory_gib=1e+308: expected at most 8,589,934,592.",
+    "cluster.latency_us=inf": "cluster.latency_us=inf: expected at most 1,000,000,000.",
     "cluster.device=tpu": "cluster.device=tpu: expected one of cuda, cpu.",
     "cluster.intra_gb_s=0": "cluster.intra_gb_s=0.0: expected a number above 0.",
     "cluster.reserve=1": "cluster.reserve=1.0: expected a share of the memory,",
@@ -189,6 +193,9 @@ def test_pairs_that_cannot_be() -> None:
     assert "planner.constraints.C1.tiers=ssd: expected one of hbm, cached, ddr." in wrong
     assert "store.device=cuda: expected cpu" in refused("store.device=cuda", "launch.device=cpu")
     assert "expected false with consistency.mode=ssp" in refused("consistency=ssp", "consistency.late_leg=true")
+    assert "cluster.gpus_per_node=65536 x 2: expected at most 65,536 ranks" in refused(
+        "cluster.nodes=65536", "cluster.gpus_per_node=2"
+    )
     served = ("consistency=het", "cluster.servers=2")
     assert composed(*served).cluster.servers == 2
     assert "store.device=cuda: expected cpu with cluster.servers=2. Servers" in refused(*served, "store.device=cuda")

@@ -19,6 +19,9 @@ FAULTS = [
     ({"dense": [3]}, "a column's name is no text"),
     ({"splits": {"train": -1}}, "splits: train=-1"),
     ({"splits": []}, "damaged"),
+    ({"splits": {"train": 5.5}}, "5.5 is no whole number"),
+    ({"splits": {"train": float("inf")}}, "Infinity is no number"),
+    ({"sparse": [{"name": "C1", "rows": [3]}]}, "rows=[3], expected a whole number"),
     ({"sparse": [3]}, "damaged"),
 ]
 
@@ -36,7 +39,7 @@ def test_faults(tmp_path, change, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{"])
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", "[" * 100_000])
 def test_no_json_object(tmp_path, text):
     (tmp_path / "schema.json").write_text(text)
     with pytest.raises(DataError, match="damaged"):

@@ -79,3 +79,34 @@ def test_the_store_holds_no_replicas(tmp_path):
     held = plan("store", pieces=(), replicated=["a"])
     with pytest.raises(ConfigError, match=r"'a' is replicated.*the store.*planner\.sharding_types"):
         given(tmp_path, held, "het")
+
+
+PIECE = {"table": "a", "rank": 0, "rows": [0, 5], "columns": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        (plan(sharding={"a": "row_wise"}), ["table 'b' is held in pieces", "None in plan.sharding"]),
+        (plan(sharding={"a": "row_wise", "b": "data_parallel"}), ["table 'b' is held in pieces", "'data_parallel' in"]),
+        (
+            plan() | {"pieces": plan()["pieces"][:2], "replicated": ["b"]},
+            ["table 'b' is replicated", "'table_wise'"],
+        ),
+        (plan(ranks_per_node=-2), ["plan.ranks_per_node=-2", "divisor of the 2 ranks"]),
+        (plan(world_size=2) | {"world_size": 2.9}, ["2.9 is no whole number"]),
+        (plan(replicated="b"), ["'b' is no list of names"]),
+        (plan() | {"pieces": [PIECE | {"rows": [0, 5.7]}]}, ["5.7 is no whole number"]),
+        (plan() | {"pieces": [PIECE | {"rank": True}]}, ["True is no whole number"]),
+        (plan() | {"pieces": [PIECE | {"rank": "0"}]}, ["'0' is no whole number"]),
+        (json.dumps(plan() | {"world_size": float("inf")}), ["is no JSON", "Infinity is no number"]),
+        (json.dumps(plan()).replace('"world_size": 2', '"world_size": 1e999'), ["inf is no whole number"]),
+        (json.dumps(plan())[:-1] + ', "pieces": []}', ["is no JSON", "key 'pieces' is given twice"]),
+        ("[" * 100_000, ["is no JSON", "nested too deeply"]),
+    ],
+)
+def test_slips_of_the_hand_are_named(tmp_path, held, words):
+    with pytest.raises(ConfigError, match=re.escape(f"planner.plan={tmp_path / 'plan.json'}: ")) as error:
+        given(tmp_path, held)
+    for word in words:
+        assert word in str(error.value)

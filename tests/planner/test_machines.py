@@ -74,7 +74,10 @@ def test_profiles_that_are_none(tmp_path: Path) -> None:
     cfg = ClusterConfig(device="cpu", profile=str(tmp_path / "p.json"))
     with pytest.raises(ConfigError, match=r"p\.json: cannot be read .*hetrain plan --calibrate"):
         machines_of(cfg)
-    for text in ("{", "[]", '{"device": "cpu", "nodes": 1, "speeds": {"ddr_gb_s": "fast"}}'):
+    wrong = ('"ddr_gb_s": "fast"', '"intra_gb_s": -1', '"intra_gb_s": 1e999', '"latency_us": NaN')
+    speeds = [f'{{"device": "cpu", "nodes": 1, "speeds": {{{speed}}}}}' for speed in wrong]
+    endless = '{"device": "cpu", "nodes": 1e999, "speeds": {}}'
+    for text in ("{", "[]", "[" * 100_000, *speeds, endless):
         (tmp_path / "p.json").write_text(text)
         with pytest.raises(ConfigError, match=r"p\.json: is no profile of hetrain"):
             machines_of(cfg)

@@ -79,6 +79,11 @@ WRONG = {
     '{"a": 5}': "expected a list of tables",
     "[]": "holds no table",
     "[{": "is not JSON",
+    "[" * 100_000: "is not JSON .nested too deeply",
+    f'[{A}, "rows": 6}}]': "is not JSON .key 'rows' is given twice",
+    '[{"name": "a", "rows": 1' + "0" * 400 + ', "dim": 8}]': "table a: rows=10+, expected a whole number",
+    f'[{A}, "pooling": [1' + "0" * 400 + "]}]": "expected a mean bag length above 0",
+    f'[{A}, "dtype": ["fp32"]}}]': "dtype=.'fp32'., expected fp32 or fp16",
 }
 
 
@@ -93,8 +98,13 @@ def test_mistakes_of_other_formats(tmp_path: Path) -> None:
         written(tmp_path, "a.csv", "name,rows,dim\na,5,8\nb,x,8\n")
     with pytest.raises(ConfigError, match=r"a.csv, line 2: more cells than the first line has names"):
         written(tmp_path, "a.csv", "name,rows,dim,pooling\na,5,8,1,10\n")
-    with pytest.raises(ConfigError, match="is not YAML"):
-        written(tmp_path, "a.yaml", "tables: [")
+    with pytest.raises(ConfigError, match=r"a.csv, line 1: column 'rows' is there twice"):
+        written(tmp_path, "a.csv", "name,rows,dim, rows\na,5,8,6\n")
+    with pytest.raises(ConfigError, match=r"a.csv, line \d: is not CSV \(field larger"):
+        written(tmp_path, "a.csv", f"name,rows,dim\n{'a' * 200_000},5,8\n")
+    for text in ("tables: [", "- {name: 2020-13-45, rows: 5, dim: 8}", f"- {{rows: 1{'0' * 5000}}}", "[" * 3000):
+        with pytest.raises(ConfigError, match="is not YAML"):
+            written(tmp_path, "a.yaml", text)
     with pytest.raises(ConfigError, match="there is no such file"):
         find(str(tmp_path / "none.csv"), [])
     with pytest.raises(

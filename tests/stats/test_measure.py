@@ -70,7 +70,12 @@ def test_saved_stats_are_read_again_and_only_with_their_data(tmp_path: Path) -> 
     (other / "stats.json").write_text(file.read_text())
     with pytest.raises(DataError, match=r"was measured on other data .*\(train\).*hetrain stats data.path="):
         load(other, load_schema(other))
-    for text in ("{", "[]", '{"format": 1}', json.dumps({**stats, "columns": [{"name": "C1"}]})):
+    first, *others = stats["columns"]
+    edits = ({"spectrum": [[-1, 2.0]]}, {"spectrum": [[1, 1e999]]}, {"row_quantiles": []}, {"row_quantiles": [0, 5]})
+    edited = [json.dumps({**stats, "columns": [{**first, **edit}, *others]}) for edit in (*edits, {"rows": 3})]
+    lacking = json.dumps({**stats, "columns": others})
+    none = ("{", "[]", '{"format": 1}', json.dumps({**stats, "columns": [{"name": "C1"}]}), "[" * 100_000)
+    for text in (*none, *edited, lacking):
         file.write_text(text)
         with pytest.raises(DataError, match="damaged"):
             load(path, schema)
