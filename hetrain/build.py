@@ -16,6 +16,7 @@ from torch import nn
 
 from hetrain import checkpoint
 from hetrain.capacity import parse_capacity
+from hetrain.codec import OF_MODE
 from hetrain.comms.dense_exchange import DenseComms
 from hetrain.config import RunConfig
 from hetrain.config.comms import codecs_of
@@ -372,7 +373,7 @@ def _about(cfg: RunConfig, schema: DatasetSchema, ranks: Ranks) -> dict[str, Any
         "staleness_unit": UNITS.get(cfg.consistency.mode),
         "batch_size": cfg.train.batch_size,
         "servers": ranks.servers,
-        "comms": vars(codecs_of(cfg)),
+        "comms": {path: getattr(codecs_of(cfg), path) for path in OF_MODE[cfg.consistency.mode]},
         "best_auc": schema.best_auc,
     }
 

@@ -72,7 +72,7 @@ def _noted(batches: Iterator[Batch], taken: deque[Batch]) -> Iterator[Batch]:
 
 
 def _fingerprints(batch: Batch) -> list[str]:
-    ids = batch.sparse.values().view(-1, batch.size).T  # [B, F]: the sample has one id per column
+    ids = batch.sparse.values().view(len(batch.sparse.keys()), batch.size).T  # [B, F]: the sample has one id per column
     parts = (batch.dense.numpy(), ids.numpy(), batch.labels.view(-1, 1).numpy())
     return [
         hashlib.sha256(b"".join(part.tobytes() for part in example)).hexdigest() for example in zip(*parts, strict=True)
