@@ -1,4 +1,4 @@
-"""Table lists that planners are compared on: REFERENCE 5's synthetic models, Criteo, and a heavy-tailed one."""
+"""Table lists that planners are compared on: Merlin's synthetic models, Criteo, and a heavy-tailed one."""
 
 import math
 import random
