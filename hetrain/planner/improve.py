@@ -131,7 +131,7 @@ def _recut(layout: Layout, goal: float, trials: int) -> int:
             layout.remove(table)
             if layout.put(table, cut) and (pressure := _pressure(layout, ref)) < best:
                 best, best_cut = pressure, cut
-            _restore(layout, table, kept, places)
+            layout.restore(table, kept, places)
         if best_cut >= 0:
             layout.remove(table)
             layout.put(table, best_cut)
@@ -143,14 +143,6 @@ def _recut(layout: Layout, goal: float, trials: int) -> int:
 
 def _pressure(layout: Layout, ref: float) -> float:
     return float(((layout.ms / ref) ** SHARP).sum())
-
-
-def _restore(layout: Layout, table: int, cut: int, places: list[int]) -> None:
-    if layout.cut[table] >= 0:
-        layout.remove(table)
-    layout.cut[table] = cut
-    for place in places:
-        layout.add(table, place)
 
 
 def _suspects(layout: Layout, rank: int) -> list[int]:

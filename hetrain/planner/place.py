@@ -55,6 +55,14 @@ class Layout:
             self.add(table, place, -1)
         self.cut[table] = -1
 
+    def restore(self, table: int, cut: int, places: list[int]) -> None:
+        """Give a table the cut and places it had."""
+        if self.cut[table] >= 0:
+            self.remove(table)
+        self.cut[table] = cut
+        for place in places:
+            self.add(table, place)
+
     def put(self, table: int, cut: int, lean: float = 0.0) -> bool:
         """Place a table with cut number `cut`, each part on the least loaded place with room; False if there is none.
 

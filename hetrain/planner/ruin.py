@@ -68,7 +68,7 @@ class Rebuilder:
 
     def _restore_all(self, kept: list[tuple[int, list[int]]]) -> None:
         for table, (cut, places) in enumerate(kept):
-            restore(self.layout, table, cut, places)
+            self.layout.restore(table, cut, places)
 
     def _cost(self) -> float:
         ms = self.layout.ms
@@ -89,7 +89,7 @@ class Rebuilder:
             if cost <= now or self._draw.random() < exp((now - cost) / heat):
                 return cost
         for t, cut, places in before:
-            restore(layout, t, cut, places)
+            layout.restore(t, cut, places)
         return now
 
     def _pick(self) -> list[int]:
@@ -188,12 +188,3 @@ def on_rank(layout: Layout, rank: int) -> list[int]:
     node = rank // layout.local
     here = {RANK: rank, NODE: node, ALL: 0}
     return [t for t, places in enumerate(layout.places) if here[layout.of(t).place] in places]
-
-
-def restore(layout: Layout, table: int, cut: int, places: list[int]) -> None:
-    """Give a table the cut and places it had."""
-    if layout.cut[table] >= 0:
-        layout.remove(table)
-    layout.cut[table] = cut
-    for place in places:
-        layout.add(table, place)

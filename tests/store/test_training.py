@@ -135,6 +135,23 @@ def look(store):
     return store.caches[0].rows_of(rows, replies[0])
 
 
+def assert_looking_sees_the_flush_and_changes_nothing(setup):
+    store, undisturbed = Loopback(setup), Loopback(setup)
+
+    def check(store):
+        before, clipped = everything(store), store.traffic.clipped
+        look(store)
+        assert_same(everything(store), before)
+        assert store.traffic.clipped == clipped
+
+    train(store, batches_of(setup, 20), check)
+    train(undisturbed, batches_of(setup, 20))
+    assert_same(everything(store), everything(undisturbed))
+    seen = look(store)
+    store.flush()
+    assert torch.equal(store.table(), seen)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     ("capacity", "directory", "prefetch"),
@@ -146,19 +163,7 @@ def test_view_sees_everything_and_changes_nothing(optimizer, capacity, directory
         world=2, tables=(ROWS,), capacity=capacity, batch_rows=ROWS, staleness=3, optimizer=optimizer,
         directory=directory, prefetch=prefetch,
     )  # fmt: skip
-    store, undisturbed = Loopback(setup), Loopback(setup)
-
-    def check(store):
-        before = everything(store)
-        look(store)
-        assert_same(everything(store), before)
-
-    train(store, batches_of(setup, 20), check)
-    train(undisturbed, batches_of(setup, 20))
-    assert_same(everything(store), everything(undisturbed))
-    seen = look(store)
-    store.flush()
-    assert torch.equal(store.table(), seen)
+    assert_looking_sees_the_flush_and_changes_nothing(setup)
 
 
 def test_one_view_at_a_time():

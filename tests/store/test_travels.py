@@ -12,7 +12,13 @@ from hetrain.store.row_codec import PUSH_SCALE, RowCodec
 from hetrain.store.threshold import Dct, Threshold
 from hetrain.telemetry import Traffic
 from tests.store.loopback import Loopback, Setup, held
-from tests.store.test_training import assert_same, batches_of, everything, look, train
+from tests.store.test_training import (
+    assert_looking_sees_the_flush_and_changes_nothing,
+    assert_same,
+    batches_of,
+    everything,
+    train,
+)
 
 ROWS = 40
 ROUNDING = ["fp16", "bf16", "int8"]
@@ -151,20 +157,7 @@ def test_copies_stay_near_their_rows_where_they_are_not_fetched_again(travels):
 @pytest.mark.parametrize(("capacity", "prefetch"), [(0, False), (0, True), (12, False), (12, True)])
 def test_looking_sees_what_the_flush_will_leave_and_changes_nothing(travels, capacity, prefetch):
     setup = setup_of(travels, capacity=capacity, prefetch=prefetch, directory=True, optimizer="rowwise_adagrad")
-    store, undisturbed = Loopback(setup), Loopback(setup)
-
-    def check(store):
-        before, clipped = everything(store), store.traffic.clipped
-        look(store)
-        assert_same(everything(store), before)
-        assert store.traffic.clipped == clipped
-
-    train(store, batches_of(setup, 20), check)
-    train(undisturbed, batches_of(setup, 20))
-    assert_same(everything(store), everything(undisturbed))
-    seen = look(store)
-    store.flush()
-    assert torch.equal(store.table(), seen)
+    assert_looking_sees_the_flush_and_changes_nothing(setup)
 
 
 @pytest.mark.parametrize("travels", [*ROUNDING, "dct"])
