@@ -138,7 +138,7 @@ def instrument(engine: StoreEngine, clock: Clock) -> None:
     for codec in (engine._transport._requests, engine._transport._replies):
         clock.around(codec, "pack", "pack and unpack")
         clock.around(codec, "unpack", "pack and unpack")
-    for leg in engine._transport._legs:
+    for leg in engine._transport._all_legs():
         for method in ("post", "send", "receive"):
             clock.around(leg, method, "send and receive")
     clock.around(group.table, "pool", "rows forward")
