@@ -187,16 +187,13 @@ def test_resume_is_bit_for_bit(travels, capacity):
 def test_the_threshold_is_the_kth_largest_and_found_anew():
     threshold = Threshold(Dct(sparsity=0.75, max_age=1, refresh_steps=2, warmup_steps=1))
     values = torch.tensor([[1.0, -5.0, 3.0, 2.0], [0.5, -4.0, 0.0, -0.25]])
-    assert threshold.reached(values).all()
-    assert threshold.value == 0
+    assert threshold.of(values) == 0
     threshold.count_step()
-    assert threshold.reached(values).tolist() == [[False, True, False, False], [False, True, False, False]]
-    assert threshold.value == 4
+    assert threshold.of(values) == 4
     threshold.count_step()
-    assert not threshold.reached(values / 2).any()
+    assert threshold.of(values / 2) == 4
     threshold.count_step()
-    assert threshold.reached(values / 2).sum() == 2
-    assert threshold.value == 2
+    assert threshold.of(values / 2) == threshold.value == 2
 
 
 def test_a_row_goes_whole_after_max_age_pushes():
