@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetrain.comms import scaled_half, sparse_message
-from hetrain.comms.thresholds import Compressor, Parts
+from hetrain.comms.direct_sum import DirectSum, Narrow, Thresholded
+from hetrain.comms.thresholds import Compressor
 from hetrain.config import DctConfig
 from hetrain.telemetry import Traffic
 from hetrain.transport.leg import Leg, ShortLeg, SizedLeg
@@ -63,7 +64,10 @@ def exchange(
         return SizedLeg(device, comms.timeout_s, group)
 
     if compressor is not None:
-        return ThresholdedSum(compressor, leg(0, sparse_message.length), traffic, group)
+        return DirectSum(Thresholded(compressor), leg(0, sparse_message.length), traffic, group)
+    if dist.get_world_size(group) == 2:
+        narrow = Narrow(comms.name)
+        return DirectSum(narrow, leg(0, lambda _: scaled_half.nbytes(narrow.elements)), traffic, group)
     return NarrowSum(comms.name, leg, traffic, group)
 
 
@@ -118,39 +122,6 @@ class NarrowSum:
 
     def _others(self, slices: Sequence[Tensor]) -> list[Tensor]:
         return [s for rank, s in enumerate(slices) if rank != self._rank]
-
-
-class ThresholdedSum:
-    """DCT-DP: what exceeds a threshold, with its positions, from every rank to every other.
-
-    W - 1 messages per rank: for hundreds of ranks that is more than a ring of 16 bits a value.
-    """
-
-    def __init__(self, compressor: Compressor, leg: Leg, traffic: Traffic, group: dist.ProcessGroup | None) -> None:
-        self._compressor, self._leg, self._traffic = compressor, leg, traffic
-        self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
-        self._own, self._device = torch.empty(0), torch.device("cpu")
-
-    @property
-    def _parts(self) -> Parts:
-        return self._compressor.parts
-
-    def start(self, gradient: Tensor) -> None:
-        """See Exchange."""
-        self._device = gradient.device
-        self._own = self._compressor.compress(gradient)
-        self._leg.post()
-        self._traffic.add("dense", (self._world_size - 1) * len(self._own))
-        _send(self._leg, [self._own] * (self._world_size - 1), self._rank)
-
-    def finish(self) -> Tensor:
-        """See Exchange."""
-        total = torch.zeros(self._parts.elements, device=self._device)
-        for message in self._leg.receive():
-            found = sparse_message.unpack(self._own if message is None else message, len(total), self._device)
-            found.add_to(total)
-        self._leg.drain()
-        return self._parts.flat(total)
 
 
 def _send(leg: Leg, messages: list[Tensor], rank: int) -> None:
