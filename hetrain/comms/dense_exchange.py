@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetrain.comms import scaled_half, sparse_message
-from hetrain.comms.direct_sum import DirectSum, Narrow, Thresholded
-from hetrain.comms.thresholds import Compressor
+from hetrain.comms.thresholds import Compressor, Parts
 from hetrain.config import DctConfig
 from hetrain.telemetry import Traffic
+from hetrain.transport.background import Background
 from hetrain.transport.leg import Leg, ShortLeg, SizedLeg
 
 FIRST_TAG, TAGS_PER_LEG, LEGS = 10_000, 2, 2  # beyond those of rounds on the same group
@@ -64,11 +64,9 @@ def exchange(
         return SizedLeg(device, comms.timeout_s, group)
 
     if compressor is not None:
-        return DirectSum(Thresholded(compressor), leg(0, sparse_message.length), traffic, group)
-    if dist.get_world_size(group) == 2:
-        narrow = Narrow(comms.name)
-        return DirectSum(narrow, leg(0, lambda _: scaled_half.nbytes(narrow.elements)), traffic, group)
-    return NarrowSum(comms.name, leg, traffic, group)
+        return ThresholdedSum(compressor, leg(0, sparse_message.length), traffic, group)
+    beside = Background("dense") if dist.get_backend(group) == "gloo" else None
+    return NarrowSum(comms.name, leg, traffic, group, beside)
 
 
 class NarrowSum:
@@ -83,11 +81,13 @@ class NarrowSum:
         make_leg: Callable[[int, Callable[[Tensor], int]], Leg],
         traffic: Traffic,
         group: dist.ProcessGroup | None,
+        beside: Background | None,
     ) -> None:
-        """`name`: fp16 or bf16."""
+        """`name`: fp16 or bf16; `beside`: adds up and sends while the caller computes; None: only in `finish`."""
         self._name, self._traffic = name, traffic
         self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
         self._scatter, self._gather = (make_leg(i, lambda _: scaled_half.nbytes(self._slice)) for i in range(2))
+        self._beside = beside
         self._slice = 0  # values that a rank adds up; the last ranks' are padded
         self._own = torch.empty(0)
         self._elements = 0
@@ -105,8 +105,15 @@ class NarrowSum:
         self._traffic.add("dense", 2 * (self._world_size - 1) * scaled_half.nbytes(self._slice))
         _send(self._scatter, [scaled_half.encode(s, self._name) for s in self._others(slices)], self._rank)
 
+        if self._beside is not None:
+            self._beside.start(self._add_and_gather)
+
     def finish(self) -> Tensor:
         """See Exchange."""
+        summed: Tensor = self._add_and_gather() if self._beside is None else self._beside.result()
+        return summed
+
+    def _add_and_gather(self) -> Tensor:
         total = torch.zeros_like(self._own)
         for message in self._scatter.receive():
             total += self._own if message is None else self._values(message)
@@ -122,6 +129,39 @@ class NarrowSum:
 
     def _others(self, slices: Sequence[Tensor]) -> list[Tensor]:
         return [s for rank, s in enumerate(slices) if rank != self._rank]
+
+
+class ThresholdedSum:
+    """DCT-DP: what exceeds a threshold, with its positions, from every rank to every other.
+
+    W - 1 messages per rank: for hundreds of ranks that is more than a ring of 16 bits a value.
+    """
+
+    def __init__(self, compressor: Compressor, leg: Leg, traffic: Traffic, group: dist.ProcessGroup | None) -> None:
+        self._compressor, self._leg, self._traffic = compressor, leg, traffic
+        self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
+        self._own, self._device = torch.empty(0), torch.device("cpu")
+
+    @property
+    def _parts(self) -> Parts:
+        return self._compressor.parts
+
+    def start(self, gradient: Tensor) -> None:
+        """See Exchange."""
+        self._device = gradient.device
+        self._own = self._compressor.compress(gradient)
+        self._leg.post()
+        self._traffic.add("dense", (self._world_size - 1) * len(self._own))
+        _send(self._leg, [self._own] * (self._world_size - 1), self._rank)
+
+    def finish(self) -> Tensor:
+        """See Exchange."""
+        total = torch.zeros(self._parts.elements, device=self._device)
+        for message in self._leg.receive():
+            found = sparse_message.unpack(self._own if message is None else message, len(total), self._device)
+            found.add_to(total)
+        self._leg.drain()
+        return self._parts.flat(total)
 
 
 def _send(leg: Leg, messages: list[Tensor], rank: int) -> None:

@@ -62,7 +62,7 @@ def test_every_rank_has_the_same_bits_and_bytes_are_those_handed_over(ranks: lis
 
 
 @pytest.mark.parametrize(("name", "unit"), [("fp16", 2.0**-11), ("bf16", 2.0**-8)])
-def test_narrow_sums_are_rounded_at_most_twice(ranks: list[dict[str, Any]], name: str, unit: float) -> None:
+def test_narrow_sums_are_rounded_twice(ranks: list[dict[str, Any]], name: str, unit: float) -> None:
     every = [_gradients(rank).double().numpy() for rank in range(len(ranks))]
     for step, got in enumerate(ranks[0][name]["sums"]):
         parts = [gradients[step] for gradients in every]
