@@ -37,7 +37,7 @@ class Kept:
 
     def of(self, dim: int) -> int:
         """Values kept of a column."""
-        return math.ceil(round((1 - self.sparsity) * dim, 6))
+        return max(1, math.ceil(round((1 - self.sparsity) * dim, 6)))
 
     def count(self, columns: Columns) -> int:
         """Values kept of a row."""

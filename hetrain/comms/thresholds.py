@@ -85,6 +85,10 @@ class Compressor:
         self._thresholds = torch.empty(0)  # of the large parts; [0]: to be found
         self._bounds = torch.empty(0)  # the same per element
 
+    def wait(self, waiting: Tensor) -> None:
+        """Send `waiting` [P] with the next gradient, as if it had not been sent so far."""
+        self._waiting = self.parts.ordered(waiting)
+
     @property
     def waiting(self) -> Tensor:
         """[P] what was not sent, in the order of the flat vector."""
@@ -93,7 +97,7 @@ class Compressor:
     def compress(self, gradient: Tensor) -> Tensor:
         """A message (comms/sparse_message.py) of what is sent now of `gradient` [P] and of what waited."""
         f = self.parts.ordered(gradient) + self._waiting.to(gradient.device)
-        first = self._first if self._step >= self._dct.warmup_steps else len(f)
+        first = self._first if self._step >= self._dct.dense_warmup_steps else len(f)
         positions = self._chosen(f[first:]) if first < len(f) else torch.empty(0, dtype=torch.int64, device=f.device)
         message = pack(Sparse(first, positions, torch.cat([f[:first], f[first:][positions]])), len(f))
         unpack(message, len(f), f.device).add_to(f, -1.0)
@@ -146,7 +150,7 @@ class Compressor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; thresholds of another sparsity, or of other parts, are found anew."""
         self._step, self._found = state["step"], state["found"]
-        self._waiting = self.parts.ordered(state["waiting"])
+        self.wait(state["waiting"])
         fits = state["sparsity"] == self._dct.dense_sparsity and len(state["thresholds"]) == len(self._sizes)
         self._thresholds = state["thresholds"].clone() if fits else torch.empty(0)
         self._bounds = self._per_element() if fits else torch.empty(0)

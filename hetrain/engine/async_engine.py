@@ -377,7 +377,7 @@ class AsyncEngine:
             place = self._owners.index(self._transport.rank)
             self._part.restart(self._own_dense(), self._dense.part(state.dense_optimizer, place))
         self.accord.restart(state.step)
-        self._bags.clear()
+        self._bags.restart(state.step)
         self._start_over()
         self._held_back.restore(state, private)
         if private is not None:

@@ -98,7 +98,7 @@ class TorchRecEngine:
         batch, self._next = self._next or self._fetch(batches), None
         if batch is None:
             return None
-        with self._counted(), self._exactly(self._step < self._pooled.exact_steps):
+        with self._counted(), self._travelling(exact=self._step < self._pooled.exact_steps):
             self._bags.start(batch.sparse, batch.global_size)
             if self._world_size > 1 and (following := self._fetch(batches)) is not None:
                 self._bags.start(following.sparse, following.global_size)
@@ -131,9 +131,9 @@ class TorchRecEngine:
 
         Pooled embeddings travel as float32, but what dct leaves out stays out: the network has learned without it.
         """
-        exact = self._pooled.forward != "dct" or self._step < self._pooled.exact_steps
+        exact = max(self._step - 1, 0) < self._pooled.exact_steps  # as was the last step
         batch = batch if batch.labels.device == self._device else batch.to(self._device)
-        with torch.no_grad(), self._counted(), self._exactly(exact):
+        with torch.no_grad(), self._counted(), self._travelling(exact=exact, looking=True):
             logits: Tensor = self._model(batch.dense, batch.sparse)
         return logits
 
@@ -197,16 +197,16 @@ class TorchRecEngine:
         return counting(self._bags.counter) if isinstance(self._bags, ShardedBags) else contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def _exactly(self, exact: bool) -> Iterator[None]:
-        """While open, what starts travels as float32, if `exact`."""
+    def _travelling(self, *, exact: bool, looking: bool = False) -> Iterator[None]:
+        """How pooled embeddings travel that start while open: see PooledExchange."""
         if self._exchange is None:
             yield
             return
-        self._exchange.exact = exact
+        self._exchange.exact, self._exchange.looking = exact, looking
         try:
             yield
         finally:
-            self._exchange.exact = False
+            self._exchange.exact = self._exchange.looking = False
 
     @contextlib.contextmanager
     def _backward(self) -> Iterator[None]:

@@ -312,6 +312,13 @@ class Cache:
         included: Ints = self.copies.applied[slots] + self.copies.pending(slots)
         return included
 
+    def restart(self, steps: int) -> None:
+        """Nothing is held; `steps` were trained before, by whatever caches."""
+        self.clear()
+        threshold = self.copies.threshold if self._residue is None else self._residue.threshold
+        if threshold is not None:
+            threshold.restart(steps)
+
     def clear(self) -> None:
         """Forget every row and every staged push: after `pending()` was flushed."""
         self._staged, self._open = [], None

@@ -28,9 +28,7 @@ class Threshold:
 
     def __init__(self, settings: Dct) -> None:
         self.settings = settings
-        self._value = 0.0
-        self._steps = 0
-        self._found_at = NEVER  # in steps
+        self.restart(0)
 
     def count_step(self) -> None:
         """A step was trained."""
@@ -44,7 +42,8 @@ class Threshold:
     def reached(self, values: Tensor) -> Tensor:
         """Which of `values` [n, D], about to be pushed, do not wait: [n, D] bool. Finds the threshold where it is due.
 
-        Not for pushes of which nothing waits: they would move the threshold.
+        Not for pushes of which nothing waits: they would move the threshold. Not-a-numbers do not wait: they must be
+        seen.
         """
         size, settings = values.abs(), self.settings
         due = self._found_at == NEVER or self._steps - self._found_at >= settings.refresh_steps
@@ -52,7 +51,11 @@ class Threshold:
             kept = max(1, round((1 - settings.sparsity) * size.numel()))
             self._value = float(torch.topk(size.view(-1), kept, sorted=False).values.min())
             self._found_at = self._steps
-        return size >= self._value
+        return ~(size < self._value)
+
+    def restart(self, steps: int) -> None:
+        """To be found anew; `steps` were trained before."""
+        self._value, self._steps, self._found_at = 0.0, steps, NEVER
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""

@@ -36,7 +36,7 @@ class Reference:
         """By tensor the values that arrive, 0 where none do, and which were sent."""
         f = [g + w for g, w in zip(gradients, self.waiting, strict=True)]
         masks = [np.ones(len(one), bool) for one in f]
-        if self.step >= self.dct.warmup_steps and self.dct.dense_sparsity > 0:
+        if self.step >= self.dct.dense_warmup_steps and self.dct.dense_sparsity > 0:
             due = self.found < 0 or self.step - self.found >= self.dct.refresh_steps
             self.found = self.step if due else self.found
             for i, one in enumerate(f):
@@ -71,7 +71,7 @@ def test_against_the_reference_and_nothing_is_lost(data: st.DataObject) -> None:
     dct = DctConfig(
         dense_sparsity=data.draw(st.sampled_from([0.0, 0.3, 0.5, 0.9, 0.99])),
         refresh_steps=data.draw(st.integers(1, 5)),
-        warmup_steps=data.draw(st.integers(0, 2)),
+        dense_warmup_steps=data.draw(st.integers(0, 2)),
         smallest=12,
     )
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
