@@ -197,7 +197,7 @@ class DenseReducer:
             if state:
                 self._compressor.load_state_dict(state)
             elif self._first and pending:
-                self._compressor.wait(torch.cat([pending[name].reshape(-1) for name in self._parameters]))
+                self._compressor.hold(torch.cat([pending[name].reshape(-1) for name in self._parameters]))
         elif self._first:
             self._carried = {self._parameters[name]: gradient for name, gradient in pending.items()}
 

@@ -7,6 +7,7 @@ least that magnitude are sent. What is not sent, and what the sent values lost i
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ class Parts:
     sizes: Sequence[int]
     whole: Sequence[bool]
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """P."""
         return sum(self.sizes)
@@ -43,7 +44,10 @@ class Parts:
 
     def ordered(self, flat: Tensor) -> Tensor:
         """What travels whole first; `flat` itself where it does."""
-        return flat if self._in_order else torch.cat([flat.split(list(self.sizes))[i] for i in self._order])
+        if self._in_order:
+            return flat
+        pieces = flat.split(list(self.sizes))
+        return torch.cat([pieces[i] for i in self._order])
 
     def flat(self, ordered: Tensor) -> Tensor:
         """The inverse of `ordered`."""
@@ -52,11 +56,11 @@ class Parts:
         pieces = dict(zip(self._order, ordered.split([self.sizes[i] for i in self._order]), strict=True))
         return torch.cat([pieces[i] for i in range(len(self.sizes))])
 
-    @property
+    @cached_property
     def _order(self) -> list[int]:
         return sorted(range(len(self.sizes)), key=lambda i: not self.whole[i])
 
-    @property
+    @cached_property
     def _in_order(self) -> bool:
         return self._order == list(range(len(self.sizes)))
 
@@ -85,7 +89,7 @@ class Compressor:
         self._thresholds = torch.empty(0)  # of the large parts; [0]: to be found
         self._bounds = torch.empty(0)  # the same per element
 
-    def wait(self, waiting: Tensor) -> None:
+    def hold(self, waiting: Tensor) -> None:
         """Send `waiting` [P] with the next gradient, as if it had not been sent so far."""
         self._waiting = self.parts.ordered(waiting)
 
@@ -150,7 +154,7 @@ class Compressor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; thresholds of another sparsity, or of other parts, are found anew."""
         self._step, self._found = state["step"], state["found"]
-        self.wait(state["waiting"])
+        self.hold(state["waiting"])
         fits = state["sparsity"] == self._dct.dense_sparsity and len(state["thresholds"]) == len(self._sizes)
         self._thresholds = state["thresholds"].clone() if fits else torch.empty(0)
         self._bounds = self._per_element() if fits else torch.empty(0)
