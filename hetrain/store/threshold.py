@@ -30,6 +30,10 @@ class Threshold:
         self.settings = settings
         self.restart(0)
 
+    def restart(self, steps: int) -> None:
+        """To be found anew; `steps` were trained before."""
+        self._value, self._steps, self._found_at = 0.0, steps, NEVER
+
     def count_step(self) -> None:
         """A step was trained."""
         self._steps += 1
@@ -52,10 +56,6 @@ class Threshold:
             self._value = float(torch.topk(size.view(-1), kept, sorted=False).values.min())
             self._found_at = self._steps
         return ~(size < self._value)
-
-    def restart(self, steps: int) -> None:
-        """To be found anew; `steps` were trained before."""
-        self._value, self._steps, self._found_at = 0.0, steps, NEVER
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
