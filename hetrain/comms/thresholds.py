@@ -4,7 +4,6 @@ Per tensor f = gradient + what waited. A threshold, the k-th largest |f|, is fou
 least that magnitude are sent. What is not sent, and what the sent values lost in rounding, waits.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hetrain.codec import kept
 from hetrain.comms.sparse_message import Sparse, pack, unpack
 from hetrain.config import DctConfig
 
@@ -63,11 +63,6 @@ class Parts:
     @cached_property
     def _in_order(self) -> bool:
         return self._order == list(range(len(self.sizes)))
-
-
-def kept(elements: int, sparsity: float) -> int:
-    """Of so many entries those to be sent, k: at least one."""
-    return max(1, elements - math.floor(elements * sparsity + 1e-6))
 
 
 class Compressor:

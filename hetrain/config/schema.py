@@ -135,7 +135,7 @@ class DctConfig:
     """Dynamic communication thresholding: what is small waits (KDD 2021)."""
 
     dense_sparsity: float = 0.99  # share of every dense gradient that waits
-    pooled_sparsity: float = 0.95  # share of a sample's pooled values that is left out
+    pooled_sparsity: float = 0.95  # share of a sample's values in every pooled column that is left out
     rows_sparsity: float = 0.9  # share of the values of the rows pushed that waits
     refresh_steps: int = 1000  # steps after which thresholds are found anew
     dense_warmup_steps: int = 0  # steps at the start in which dense gradients travel whole
