@@ -65,7 +65,7 @@ def _backward(codec: PooledCodec, values: Tensor, columns: Columns, kept: Tensor
 
 
 def _values(codec: ValueCodec, values: Tensor) -> None:
-    codec.decode(codec.encode(values))
+    codec.decode(codec.encode(values), values.shape[1])
 
 
 def _line(what: str, option: str, values: Tensor, sent: Tensor, once: Callable[[], None]) -> list[str]:

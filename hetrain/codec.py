@@ -1,5 +1,6 @@
 """What travels, by path and mode: the options there are, and where each of them runs. Pure rules, no torch."""
 
+import math
 from dataclasses import dataclass
 
 OPTIONS = ("none", "fp16", "bf16", "int8", "dct")
@@ -40,3 +41,8 @@ class Codecs:
 def of_name(name: str, path: str) -> str:
     """What `comms=name` means for `path`, where no finer key says otherwise."""
     return "bf16" if name == "int8" and path == "dense" else name
+
+
+def kept(values: int, sparsity: float) -> int:
+    """Of so many values those that are sent where the share `sparsity` is left out, or waits: at least one."""
+    return max(1, values - math.floor(values * sparsity + 1e-6))

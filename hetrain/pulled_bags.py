@@ -218,13 +218,14 @@ class PulledBags(nn.Module):
         for residue, of_residue in zip(self._residues, state, strict=True):
             residue.load_state_dict(of_residue)
 
-    def clear(self) -> None:
-        """Forget all copies and what was begun."""
+    def restart(self, steps: int) -> None:
+        """Forget all copies, what was begun and what waits; `steps` were trained before."""
         self._reads = []
         for group in self.groups:
             group.copies.clear()
         for residue in self._residues:
             residue.clear()
+            residue.threshold.restart(steps)
 
     @contextmanager
     def looking(self, looks: Sequence["Look"], answers: Sequence[Answer], device: torch.device) -> Iterator[None]:

@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-import fbgemm_gpu  # noqa: F401 - registers its operators
 import torch
 from torch import Tensor
 
 LARGEST_HALF = torch.finfo(torch.float16).max
 _ROW_SCALE = 8  # bytes that FBGEMM's quantised rows add: scale and offset as float32
+_IN_STEP = 4  # values: FBGEMM fills rows up to such a multiple on CUDA, and does not on a CPU
 
 
 class ValueCodec(Protocol):
-    """Floats [M, D] to uint8 [M, row_bytes(D)] and back; the same bytes for the same floats on every device."""
+    """Floats [M, D] to uint8 [M, row_bytes(D)] and back, on any device; each reads what another wrote."""
 
     name: str
 
@@ -29,8 +29,8 @@ class ValueCodec(Protocol):
         """float32 [M, D] as uint8 [M, row_bytes(D)]."""
         ...
 
-    def decode(self, data: Tensor) -> Tensor:
-        """uint8 [M, row_bytes(D)] as float32 [M, D]."""
+    def decode(self, data: Tensor, dim: int) -> Tensor:
+        """uint8 [M, row_bytes(dim)] as float32 [M, dim]."""
         ...
 
 
@@ -49,7 +49,7 @@ class Exact:
         """See ValueCodec."""
         return values.contiguous().view(torch.uint8)
 
-    def decode(self, data: Tensor) -> Tensor:
+    def decode(self, data: Tensor, dim: int) -> Tensor:
         """See ValueCodec."""
         return data.contiguous().view(torch.float32)
 
@@ -69,12 +69,12 @@ class Half:
 
     def encode(self, values: Tensor) -> Tensor:
         """See ValueCodec."""
-        if self.dtype == torch.float16 and values.numel() and float(values.abs().max()) > LARGEST_HALF:
+        if self.dtype == torch.float16 and not _all_within(values, LARGEST_HALF):
             self.clipped += int((values.abs() > LARGEST_HALF).sum())
             values = values.clamp(-LARGEST_HALF, LARGEST_HALF)
         return values.to(self.dtype).contiguous().view(torch.uint8)
 
-    def decode(self, data: Tensor) -> Tensor:
+    def decode(self, data: Tensor, dim: int) -> Tensor:
         """See ValueCodec."""
         return data.contiguous().view(self.dtype).float()
 
@@ -88,20 +88,30 @@ class RowScaled:
 
     def row_bytes(self, dim: int) -> int:
         """See ValueCodec."""
-        return dim + _ROW_SCALE
+        return dim + -dim % _IN_STEP + _ROW_SCALE
 
     def encode(self, values: Tensor) -> Tensor:
         """See ValueCodec."""
+        if missing := -values.shape[1] % _IN_STEP:
+            values = torch.cat([values, values[:, -1:].expand(-1, missing)], 1)
         found: Tensor = torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(values.contiguous())
         if bool(values.sum().isnan()):  # FBGEMM makes NaN the row's least value, and a loss that diverged looks sound
             scale = torch.full((2,), torch.nan, device=values.device).view(torch.uint8)
             found[values.isnan().any(1), -_ROW_SCALE:] = scale
         return found
 
-    def decode(self, data: Tensor) -> Tensor:
+    def decode(self, data: Tensor, dim: int) -> Tensor:
         """See ValueCodec."""
         found: Tensor = torch.ops.fbgemm.Fused8BitRowwiseQuantizedToFloat(data.contiguous())
-        return found
+        return found[:, :dim]
+
+
+def _all_within(values: Tensor, most: float) -> bool:
+    """Whether no magnitude exceeds `most`; not where one is not a number."""
+    if not values.numel():
+        return True
+    least, largest = torch.aminmax(values)
+    return float(torch.maximum(-least, largest)) <= most
 
 
 def value_codec(name: str) -> ValueCodec:

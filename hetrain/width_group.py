@@ -113,10 +113,13 @@ class WidthGroup:
         """This rank's cache and clocks, and inside a view of the owner the rows it changed, to resume bit for bit."""
         return {"batch_rows": self.batch_rows, "cache": self.cache.state_dict(), "owner": self.owner.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Take up what `state_dict` gave, after the owner's tables were loaded; None: empty cache, clocks at 0."""
+    def load_state_dict(self, state: dict[str, Any] | None, step: int) -> None:
+        """Take up what `state_dict` gave, after the owner's tables were loaded; None: empty cache, clocks at 0.
+
+        `step`: steps trained before.
+        """
         if state is None:
-            self.cache.clear()
+            self.cache.restart(step)
             self.owner.load_state_dict(None)
             return
         if state["batch_rows"] > self.batch_rows:

@@ -35,14 +35,15 @@ class Chunked:
             into[:, cut_bytes:] = self._inner.encode(values[:, cut:])
         return into
 
-    def decode(self, data: Tensor) -> Tensor:
+    def decode(self, data: Tensor, dim: int) -> Tensor:
         """See ValueCodec."""
         each = self._inner.row_bytes(self._size)
-        chunks, rest = divmod(data.shape[1], each)
-        cut = chunks * self._size
+        chunks, rest = divmod(dim, self._size)
+        cut, cut_bytes = chunks * self._size, chunks * each
         parts = []
         if chunks:
-            parts.append(self._inner.decode(data[:, : chunks * each].reshape(-1, each)).view(len(data), cut))
+            found = self._inner.decode(data[:, :cut_bytes].reshape(-1, each), self._size)
+            parts.append(found.view(len(data), cut))
         if rest:
-            parts.append(self._inner.decode(data[:, chunks * each :]))
+            parts.append(self._inner.decode(data[:, cut_bytes:], rest))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)

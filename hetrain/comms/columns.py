@@ -1,6 +1,5 @@
 """The columns of a row of pooled values, and the values that are kept of each."""
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -8,6 +7,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from hetrain.codec import kept
 from hetrain.comms.largest import largest
 from hetrain.comms.positions import pack_positions, position_bytes, unpack_positions
 
@@ -37,7 +37,7 @@ class Kept:
 
     def of(self, dim: int) -> int:
         """Values kept of a column."""
-        return math.ceil(round((1 - self.sparsity) * dim, 6))
+        return kept(dim, self.sparsity)
 
     def count(self, columns: Columns) -> int:
         """Values kept of a row."""
@@ -59,8 +59,8 @@ class Kept:
 
     def mask(self, rows: Tensor, columns: Columns) -> Tensor:
         """1 where a value of [M, width] is kept, else 0."""
-        kept, _ = self.choose(rows.detach(), columns)
-        return torch.zeros_like(rows).scatter_(1, kept, 1.0)
+        positions, _ = self.choose(rows.detach(), columns)
+        return torch.zeros_like(rows).scatter_(1, positions, 1.0)
 
     def read(self, data: Tensor, columns: Columns) -> Tensor:
         """uint8 [M, position_bytes] as positions in the row [M, count]."""

@@ -169,9 +169,12 @@ class DenseReducer:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def pending(self) -> dict[str, Tensor]:
-        """Gradients that were not sent yet, summed over ranks, by parameter; {} where none ever wait. Collective."""
+        """Gradients that were not sent yet, summed over ranks, by parameter; {} where none wait. Collective.
+
+        Without thresholds those that `restore` took up and no backward met since: on the first rank alone.
+        """
         if self._compressor is None:
-            return {}
+            return {name: self._carried[p] for name, p in self._parameters.items() if p in self._carried}
         device = next(iter(self._parameters.values())).device
         waiting = self._compressor.waiting.to(device, copy=True)
         dist.all_reduce(waiting, group=self._group)
@@ -193,8 +196,9 @@ class DenseReducer:
             self._compressor.restart(step)
             if state:
                 self._compressor.load_state_dict(state)
-                return
-        if self._first:
+            elif self._first and pending:
+                self._compressor.hold(torch.cat([pending[name].reshape(-1) for name in self._parameters]))
+        elif self._first:
             self._carried = {self._parameters[name]: gradient for name, gradient in pending.items()}
 
     def report(self) -> dict[str, int] | None:

@@ -25,10 +25,11 @@ class PooledExchange:
     """Exchanges of one engine, counted on `pooled_fwd` and `pooled_bwd`. Collective, as TorchRec's are."""
 
     def __init__(self, codec: PooledCodec, traffic: Traffic) -> None:
-        self._codec, self._exact = codec, exact_codec()
+        self._codec, self._exact, self._seen = codec, exact_codec(), exact_codec(codec.sparsity)
         self._traffic = traffic
         self._waited_s, self._clipped = 0.0, 0
-        self.exact = False  # while set, values travel as float32, and so do the gradients that belong to them
+        self.exact = False  # while set, everything travels as float32, and so do the gradients that belong to it
+        self.looking = False  # while set, what is sent in training travels as float32
 
     def take_wait_s(self) -> float:
         """Seconds waited for other ranks since the last call."""
@@ -59,7 +60,9 @@ class PooledExchange:
 
     def codec(self) -> PooledCodec:
         """Of an exchange that starts now, forward and back."""
-        return self._exact if self.exact else self._codec
+        if self.exact:
+            return self._exact
+        return self._seen if self.looking else self._codec
 
     def scatter(
         self, channel: str, data: Tensor, given: Sequence[int], taken: Sequence[int], group: dist.ProcessGroup

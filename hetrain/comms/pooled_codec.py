@@ -76,12 +76,12 @@ class PooledCodec:
         if not columns.width:
             return data.new_empty((len(data), 0), dtype=torch.float32), None
         if self.kept is None:
-            return self.forward.decode(data), None
+            return self.forward.decode(data, columns.width), None
         parts = data.split([self.forward.row_bytes(self._sent(columns)), self.kept.position_bytes(columns)], 1)
         # copied: where rows end at odd bytes, numbers of more than one byte cannot be read in place
         values, packed = (part.clone(memory_format=torch.contiguous_format) for part in parts)
         kept = self.kept.read(packed, columns)
-        return _spread(self.forward.decode(values), kept, columns.width), kept
+        return _spread(self.forward.decode(values, self._sent(columns)), kept, columns.width), kept
 
     def encode_gradient(self, gradient: Tensor, kept: Tensor | None) -> Tensor:
         """float32 [M, width] of rows of which the positions `kept` were sent, as uint8 [M, gradient_bytes]."""
@@ -94,7 +94,7 @@ class PooledCodec:
         """uint8 [M, gradient_bytes] as float32 [M, width], zero where nothing was sent."""
         if not columns.width:
             return data.new_empty((len(data), 0), dtype=torch.float32)
-        values = self.backward.decode(data)
+        values = self.backward.decode(data, self._sent(columns))
         if self.scale != 1:
             values /= self.scale
         return values if kept is None else _spread(values, kept, columns.width)
@@ -105,9 +105,9 @@ class PooledCodec:
         return self.forward.clipped + self.backward.clipped
 
 
-def exact_codec() -> PooledCodec:
-    """Four bytes a value, both ways."""
-    return PooledCodec(Exact(), Exact())
+def exact_codec(sparsity: float | None = None) -> PooledCodec:
+    """Four bytes a value, both ways; `sparsity` as in PooledCodec."""
+    return PooledCodec(Exact(), Exact(), sparsity=sparsity)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class PooledComms:
     @property
     def exact_steps(self) -> int:
         """Steps at the start in which everything travels as float32."""
-        return self.dct.warmup_steps if self.forward == "dct" else 0
+        return self.dct.pooled_warmup_steps if self.forward == "dct" else 0
 
     def codec(self, examples: int) -> PooledCodec | None:
         """None where everything is float32. `examples`: of all ranks in a full step."""

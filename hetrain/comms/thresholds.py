@@ -4,7 +4,6 @@ Per tensor f = gradient + what waited. A threshold, the k-th largest |f|, is fou
 least that magnitude are sent. What is not sent, and what the sent values lost in rounding, waits.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hetrain.codec import kept
 from hetrain.comms.above import above
 from hetrain.comms.sparse_message import Sparse, arrives, pack
 from hetrain.config import DctConfig
@@ -28,7 +28,7 @@ class Parts:
     sizes: Sequence[int]
     whole: Sequence[bool]
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """P."""
         return sum(self.sizes)
@@ -45,7 +45,10 @@ class Parts:
 
     def ordered(self, flat: Tensor) -> Tensor:
         """What travels whole first; `flat` itself where it does."""
-        return flat if self._in_order else torch.cat([flat.split(list(self.sizes))[i] for i in self._order])
+        if self._in_order:
+            return flat
+        pieces = flat.split(list(self.sizes))
+        return torch.cat([pieces[i] for i in self._order])
 
     def flat(self, ordered: Tensor) -> Tensor:
         """The inverse of `ordered`."""
@@ -61,11 +64,6 @@ class Parts:
     @cached_property
     def _in_order(self) -> bool:
         return self._order == list(range(len(self.sizes)))
-
-
-def kept(elements: int, sparsity: float) -> int:
-    """Of so many entries those to be sent, k: at least one."""
-    return max(1, elements - math.floor(elements * sparsity + 1e-6))
 
 
 class Compressor:
@@ -87,6 +85,10 @@ class Compressor:
         self._waiting = torch.zeros(self.parts.elements)  # ordered
         self._thresholds = torch.empty(0)  # of the large parts; [0]: to be found
 
+    def hold(self, waiting: Tensor) -> None:
+        """Send `waiting` [P] with the next gradient, as if it had not been sent so far."""
+        self._waiting = self.parts.ordered(waiting).clone()  # it is added to in place
+
     @property
     def waiting(self) -> Tensor:
         """[P] what was not sent, in the order of the flat vector."""
@@ -95,7 +97,7 @@ class Compressor:
     def compress(self, gradient: Tensor) -> Tensor:
         """A message (comms/sparse_message.py) of what is sent now of `gradient` [P] and of what waited."""
         f = self._waiting = self._waiting.to(gradient.device).add_(self.parts.ordered(gradient))
-        first = self._first if self._step >= self._dct.warmup_steps else len(f)
+        first = self._first if self._step >= self._dct.dense_warmup_steps else len(f)
         positions = self._chosen(f[first:]) if first < len(f) else torch.empty(0, dtype=torch.int64, device=f.device)
         sent = Sparse(first, positions, torch.cat([f[:first], f[first:][positions]]))
         message = pack(sent, len(f))
@@ -130,7 +132,7 @@ class Compressor:
             "step": self._step,
             "found": self._found,
             "sparsity": self._dct.dense_sparsity,
-            "waiting": self.waiting.cpu(),
+            "waiting": self.waiting.to("cpu", copy=True),
             "thresholds": self._thresholds.clone(),
             "counts": [self.sent, self.seen],
         }
@@ -138,7 +140,7 @@ class Compressor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; thresholds of another sparsity, or of other parts, are found anew."""
         self._step, self._found = state["step"], state["found"]
-        self._waiting = self.parts.ordered(state["waiting"])
+        self.hold(state["waiting"])
         fits = state["sparsity"] == self._dct.dense_sparsity and len(state["thresholds"]) == len(self._sizes)
         self._thresholds = state["thresholds"].clone() if fits else torch.empty(0)
         self.sent, self.seen = state["counts"]

@@ -62,6 +62,7 @@ def _thresholds(cfg: RunConfig) -> Iterator[str]:
         share = getattr(dct, key)
         if not 0 <= share < 1:
             yield f"comms.dct.{key}={share}: expected a share of at least 0 and below 1. 0 sends everything."
-    for key, least in (("refresh_steps", 1), ("warmup_steps", 0), ("smallest", 0), ("max_age", 1)):
+    warmups = [(f"{path}_warmup_steps", 0) for path in ("dense", "pooled", "rows")]
+    for key, least in (("refresh_steps", 1), *warmups, ("smallest", 0), ("max_age", 1)):
         if getattr(dct, key) is not None and getattr(dct, key) < least:
             yield f"comms.dct.{key}={getattr(dct, key)}: expected at least {least}."

@@ -135,10 +135,12 @@ class DctConfig:
     """Dynamic communication thresholding: what is small waits (KDD 2021)."""
 
     dense_sparsity: float = 0.99  # share of every dense gradient that waits
-    pooled_sparsity: float = 0.95  # share of a sample's pooled values that is left out
+    pooled_sparsity: float = 0.95  # share of a sample's values in every pooled column that is left out
     rows_sparsity: float = 0.9  # share of the values of the rows pushed that waits
     refresh_steps: int = 1000  # steps after which thresholds are found anew
-    warmup_steps: int = 0  # steps at the start in which everything travels
+    dense_warmup_steps: int = 0  # steps at the start in which dense gradients travel whole
+    pooled_warmup_steps: int = 0  # the same of pooled embeddings: the model learns without thinning, then with it
+    rows_warmup_steps: int = 0  # the same of rows pushed
     smallest: int = 128  # values; smaller dense tensors travel whole
     max_age: int | None = None  # pushes of a row after which what waited is sent whole; null: 16, with het's cache 1
 

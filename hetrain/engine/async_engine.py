@@ -43,6 +43,11 @@ class AsyncEngine:
 
     A step is one trip: an Ask to every owner with the gradients of the last step and the wishes of this one, then
     forward and backward. The gradients wait for the next Ask.
+
+    Every rank makes it with the same arguments, but `device`. `group`: of all ranks; None for the default one.
+    `mode`: asp (nobody waits; settings.capacity must be 0) or ssp. `memory`: the prediction, for the summary.
+    `dense_comms`: how the dense part travels; None: as it is. Collective. Raises ConfigError for a cache capacity that
+    cannot be, and for dense parameters that are not float32.
     """
 
     def __init__(
@@ -62,19 +67,11 @@ class AsyncEngine:
         memory: StoreMemory | None = None,
         dense_comms: DenseComms | None = None,
     ) -> None:
-        """Every rank passes the same, but `device`. `group`: of all ranks; None for the default one. Collective.
-
-        `mode`: asp (nobody waits; settings.capacity must be 0) or ssp. `memory`: the prediction, for the summary.
-        `dense_comms`: how the dense part travels; None: as it is.
-
-        Raises ConfigError for a cache capacity that cannot be, and for dense parameters that are not float32.
-        """
         self._settings, self._schedule, self._row_optimizer = settings, schedule, row_optimizer
         self._device, self._traffic, self._gated = device, traffic, mode == "ssp"
         self._transport = RpcTransport(settings.timeout_s, group=group, servers=settings.servers)
-        roles, rank = self._transport.roles, self._transport.rank
+        roles, rank, spaces = self._transport.roles, self._transport.rank, row_spaces(tables)
         self._owners = list(roles.owners)
-        spaces = row_spaces(tables)
         placements = [Placement(space, plan, self._transport.world_size) for space in spaces]
         capacities = kept_rows(settings, spaces, row_optimizer)
         self._groups = self._pulled_groups(placements, capacities, seed) if roles.computes(rank) else []
@@ -84,20 +81,24 @@ class AsyncEngine:
         self._dense = FlatDense(self._network, dense_optimizer, len(self._owners), device)
         keeps = any(capacities)
         self._part = self._owner_part(placements, dense_optimizer, seed, copies=keeps) if roles.owns(rank) else None
-        service = None if self._part is None else self._part.service
-        widths = [(space.dim, row_optimizer.state_width(space.dim) if keeps else 0) for space in spaces]
         self._held_back = DenseHeldBack(dense_comms, self._dense, rank, self._transport.world_size, group)
-        self._asking = Asking(self._transport, service, widths, traffic, self._held_back.wire, settings.rows)
-        meetings, lock = (None, None) if service is None else (service.meetings, service.lock)
-        self.accord = OwnPace(self._transport, meetings, lock, settings.batch_size, group)
+        widths = [(space.dim, row_optimizer.state_width(space.dim) if keeps else 0) for space in spaces]
+        self._asking, self.accord = self._make_talk(widths, group)
         self._origin = Origin(seed, row_optimizer.name, tables)
         self._layout = async_layout(mode, settings, capacities, self._transport.world_size, self._origin, plan)
         self._hashed = settings.index == "hash"  # memory, and checkpoints, hold the rows seen
-        self.memory = memory
+        self.memory, self._looking = memory, False
         self._asked = 0  # Asks sent
-        self._looking = False
         self._start_over()
         self._transport.open()
+
+    def _make_talk(self, widths: Sequence[tuple[int, int]], group: dist.ProcessGroup | None) -> tuple[Asking, OwnPace]:
+        """What this rank asks and answers; `widths`: columns of a row and of its state, per embedding dim."""
+        service = None if self._part is None else self._part.service
+        wire, settings = self._held_back.wire, self._settings
+        asking = Asking(self._transport, service, widths, self._traffic, wire, settings.rows)
+        meetings, lock = (None, None) if service is None else (service.meetings, service.lock)
+        return asking, OwnPace(self._transport, meetings, lock, settings.batch_size, group)
 
     def _start_over(self) -> None:
         """No step was taken yet in this sitting."""
@@ -377,7 +378,7 @@ class AsyncEngine:
             place = self._owners.index(self._transport.rank)
             self._part.restart(self._own_dense(), self._dense.part(state.dense_optimizer, place))
         self.accord.restart(state.step)
-        self._bags.clear()
+        self._bags.restart(state.step)
         self._start_over()
         self._held_back.restore(state, private)
         if private is not None:

@@ -30,26 +30,37 @@ class DenseHeldBack:
             self._carried = None
 
     def pending(self) -> dict[str, Tensor]:
-        """What all workers hold back, by parameter; {} where nothing ever waits. Collective."""
-        if self.wire is None or not self.wire.sparse:
-            return {}
-        waiting = self.wire.waiting()
+        """What all workers hold back, by parameter; {} where nothing waits. Collective.
+
+        Without thresholds what `restore` took up and no step met since: on the first rank alone.
+        """
+        if (wire := self._thresholded) is None:
+            return {} if self._carried is None else self._dense.by_name(self._carried.clone())
+        waiting = wire.waiting()
+        if self._carried is not None:
+            waiting += self._carried
         if self._world_size > 1:
             dist.all_reduce(waiting, group=self._group)
         return self._dense.by_name(waiting)
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        """Of this rank, by owner; [] where nothing ever waits."""
-        return [] if self.wire is None else self.wire.state_dict()
+    @property
+    def _thresholded(self) -> DenseWire | None:
+        return self.wire if self.wire is not None and self.wire.sparse else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of this rank: what waits by owner, and what was taken up; {} without thresholds."""
+        wire = self._thresholded
+        return {} if wire is None else {"by_owner": wire.state_dict(), "carried": self._carried}
 
     def restore(self, state: EngineState, private: dict[str, Any] | None) -> None:
         """Go on with what this rank saved in `private` or, where that does not fit, push on the first all there was."""
-        states = [] if private is None else private.get("dense", [])
+        held = {} if private is None else private.get("dense")
         self._carried = None
-        if self.wire is not None:
-            self.wire.restart(state.step)
-            if self.wire.sparse and states:
-                self.wire.load_state_dict(states)
+        if (wire := self._thresholded) is not None:
+            wire.restart(state.step)
+            if held:
+                wire.load_state_dict(held["by_owner"])
+                self._carried = held["carried"]
                 return
         if state.dense_pending and self._rank == 0:
             self._carried = self._dense.flat(state.dense_pending)

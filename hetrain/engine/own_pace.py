@@ -112,7 +112,7 @@ class OwnPace:
         before = -1
         while not pending.wait(self._transport.timeout_s):
             begun, *missing = self._transport.ask(self._keeper, "missing", torch.empty(0)).tolist()
-            if begun == before or not missing:
+            if not pending.there and (begun == before or not missing):  # they may have met meanwhile
                 names = " and ".join(self._transport.roles.name(rank) for rank in missing)
                 raise SilentPeerError(
                     f"gave up waiting for {names}, which began no step for launch.timeout_s="

@@ -46,19 +46,15 @@ class ServerEngine:
         self._row_optimizer, self._schedule, self._settings = row_optimizer, schedule, settings
         self._traffic = traffic
         world_size, rank = dist.get_world_size(group), dist.get_rank(group)
-        spaces = row_spaces(tables)
-        capacities = kept_rows(settings, spaces, row_optimizer)
-        self._parts: list[Owned] = []
-        widths: list[tuple[int, int]] = []
-        for space, capacity in zip(spaces, capacities, strict=True):
-            placement, held_back = Placement(space, plan, world_size), capacity > 0
-            codec = RowCodec(settings.rows, space.dim, traffic)
-            owner = make_owner(placement, rank, row_optimizer, seed, settings, held_back=held_back, codec=codec)
-            self._parts.append(Owned(placement, owner))
-            widths.append((space.dim, row_optimizer.state_width(space.dim) if held_back else 0))
+        capacities = kept_rows(settings, row_spaces(tables), row_optimizer)
+        placements = [Placement(space, plan, world_size) for space in row_spaces(tables)]
+        self._parts = [
+            _owned(placement, rank, row_optimizer, seed, traffic, settings, held_back=capacity > 0)
+            for placement, capacity in zip(placements, capacities, strict=True)
+        ]
         self._transport = CollectiveTransport(
             [part.owner for part in self._parts],
-            widths,
+            [_widths(part, row_optimizer) for part in self._parts],
             traffic,
             timeout_s=settings.timeout_s,
             group=group,
@@ -227,3 +223,25 @@ class ServerEngine:
                 "owner_rows_max": sum(part.owner.memory.nbytes_used for part in self._parts),
             },
         }
+
+
+def _owned(
+    placement: Placement,
+    rank: int,
+    optimizer: RowOptimizer,
+    seed: int,
+    traffic: Traffic,
+    settings: StoreSettings,
+    *,
+    held_back: bool,
+) -> Owned:
+    """What `rank` owns of one embedding dim."""
+    codec = RowCodec(settings.rows, placement.space.dim, traffic)
+    owner = make_owner(placement, rank, optimizer, seed, settings, held_back=held_back, codec=codec)
+    return Owned(placement, owner)
+
+
+def _widths(part: Owned, optimizer: RowOptimizer) -> tuple[int, int]:
+    """Columns of a row, and of the optimizer state that travels with it."""
+    dim = part.owner.space.dim
+    return dim, optimizer.state_width(dim) if part.owner.held_back else 0

@@ -293,7 +293,7 @@ class StoreEngine:
         self._next, self._is_read = None, private is not None and bool(private["is_read"])
         self._missed_updates_max = 0 if private is None else int(private["missed_updates_max"])
         for g, part in enumerate(self._groups):
-            part.load_state_dict(None if private is None else private["groups"][g])
+            part.load_state_dict(None if private is None else private["groups"][g], self._step)
 
     def _report_of_waiting(self) -> dict[str, Any]:
         """With dct: the most pushes of a row that something waited for."""

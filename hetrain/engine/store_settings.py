@@ -83,7 +83,7 @@ AGE_HELD_BACK, AGE = 1, 16
 def dct_of_rows(cfg: DctConfig, *, held_back: bool) -> Dct:
     """What `comms.dct` says of rows; `held_back`: a push may hold many updates."""
     age = cfg.max_age or (AGE_HELD_BACK if held_back else AGE)
-    return Dct(cfg.rows_sparsity, age, cfg.refresh_steps, cfg.warmup_steps)
+    return Dct(cfg.rows_sparsity, age, cfg.refresh_steps, cfg.rows_warmup_steps)
 
 
 def slot_costs(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: RowOptimizer) -> list[int]:

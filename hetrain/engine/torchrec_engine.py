@@ -32,6 +32,20 @@ class TorchRecEngine:
 
     The exchange of batch t + 1's ids overlaps the compute of batch t. With one rank the fused kernels
     are called directly.
+
+    Args:
+        make_model: the model over its bags; draws its dense weights from torch's generator.
+        tables: all tables, in model order.
+        plan: of engine torchrec, for this world size; equal on all ranks, else ConfigError.
+        row_optimizer: trains the rows, in whatever way they are sharded.
+        dense_optimizer: makes the optimizer of the dense parameters.
+        schedule: factor of both learning rates per step.
+        device: where this rank computes.
+        seed: of the initial rows and the dense weights.
+        traffic: counts every byte sent.
+        batch_size: examples of a rank's full batch; ranks with fewer are padded.
+        dense_comms: how dense gradients travel; None: as they are.
+        pooled_comms: how pooled embeddings and their gradients travel; None: as they are.
     """
 
     def __init__(
@@ -49,22 +63,6 @@ class TorchRecEngine:
         dense_comms: DenseComms | None = None,
         pooled_comms: PooledComms | None = None,
     ) -> None:
-        """Build the bags, then the model on them.
-
-        Args:
-            make_model: the model over its bags; draws its dense weights from torch's generator.
-            tables: all tables, in model order.
-            plan: of engine torchrec, for this world size; equal on all ranks, else ConfigError.
-            row_optimizer: trains the rows, in whatever way they are sharded.
-            dense_optimizer: makes the optimizer of the dense parameters.
-            schedule: factor of both learning rates per step.
-            device: where this rank computes.
-            seed: of the initial rows and the dense weights.
-            traffic: counts every byte sent.
-            batch_size: examples of a rank's full batch; ranks with fewer are padded.
-            dense_comms: how dense gradients travel; None: as they are.
-            pooled_comms: how pooled embeddings and their gradients travel; None: as they are.
-        """
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         self._plan = plan
         self._pooled = pooled_comms or PooledComms()
@@ -74,19 +72,17 @@ class TorchRecEngine:
         plan.check(tables)
         check_row_optimizer(plan, tables, row_optimizer.name)
         self._bags: LocalBags | ShardedBags
+        made_with = (row_optimizer, device, seed)
         if world_size == 1:
-            self._bags = LocalBags(tables, row_optimizer, device, seed, self._exchange)
+            self._bags = LocalBags(tables, *made_with, self._exchange)
         else:
             _check_equal(self._plan.to_json())
-            self._bags = ShardedBags(
-                tables, plan, row_optimizer, device, seed, batch_size, traffic, dense_comms, self._exchange
-            )
+            self._bags = ShardedBags(tables, plan, *made_with, batch_size, traffic, dense_comms, self._exchange)
         torch.manual_seed(seed)
         self._model = make_model(self._bags).to(device)
         self._reducer = DenseReducer(traffic, comms=dense_comms)
         self._wrapped = wrap_dense(self._model, self._reducer)
-        self._dense = list(self._model.parameters())
-        self._optimizer = dense_optimizer(self._dense)
+        self._optimizer = dense_optimizer(self._model.parameters())
         self._dense_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._row_rate, self._schedule, self._factor = row_optimizer.lr, schedule, 1.0
         self._world_size, self._device = world_size, device
@@ -98,7 +94,7 @@ class TorchRecEngine:
         batch, self._next = self._next or self._fetch(batches), None
         if batch is None:
             return None
-        with self._counted(), self._exactly(self._step < self._pooled.exact_steps):
+        with self._counted(), self._travelling(exact=self._step < self._pooled.exact_steps):
             self._bags.start(batch.sparse, batch.global_size)
             if self._world_size > 1 and (following := self._fetch(batches)) is not None:
                 self._bags.start(following.sparse, following.global_size)
@@ -109,8 +105,9 @@ class TorchRecEngine:
         self._set_rates()
         logits: Tensor = self._wrapped(batch.dense, batch.sparse)
         loss, total = loss_share(logits, batch.labels, batch.weights, batch.global_size)
-        for parameter in self._dense:  # as zero_grad, without its profiler's scope
-            parameter.grad = None
+        for group in self._optimizer.param_groups:  # as zero_grad, without its profiler's scope
+            for parameter in group["params"]:
+                parameter.grad = None
         self._bags.advance()
         with self._backward():
             loss.backward()
@@ -131,9 +128,9 @@ class TorchRecEngine:
 
         Pooled embeddings travel as float32, but what dct leaves out stays out: the network has learned without it.
         """
-        exact = self._pooled.forward != "dct" or self._step < self._pooled.exact_steps
+        exact = max(self._step - 1, 0) < self._pooled.exact_steps  # as was the last step
         batch = batch if batch.labels.device == self._device else batch.to(self._device)
-        with torch.no_grad(), self._counted(), self._exactly(exact):
+        with torch.no_grad(), self._counted(), self._travelling(exact=exact, looking=True):
             logits: Tensor = self._model(batch.dense, batch.sparse)
         return logits
 
@@ -197,16 +194,16 @@ class TorchRecEngine:
         return counting(self._bags.counter) if isinstance(self._bags, ShardedBags) else contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def _exactly(self, exact: bool) -> Iterator[None]:
-        """While open, what starts travels as float32, if `exact`."""
+    def _travelling(self, *, exact: bool, looking: bool = False) -> Iterator[None]:
+        """How pooled embeddings travel that start while open: see PooledExchange."""
         if self._exchange is None:
             yield
             return
-        self._exchange.exact = exact
+        self._exchange.exact, self._exchange.looking = exact, looking
         try:
             yield
         finally:
-            self._exchange.exact = False
+            self._exchange.exact = self._exchange.looking = False
 
     @contextlib.contextmanager
     def _backward(self) -> Iterator[None]:

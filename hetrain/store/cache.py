@@ -35,7 +35,14 @@ NO_SLOTS = np.empty(0, np.int64)
 
 
 class Cache:
-    """Rows of one embedding dim. `capacity_rows` are kept between steps; the batches in flight add `batch_rows`."""
+    """Rows of one embedding dim. `capacity_rows` are kept between steps; the batches in flight add `batch_rows`.
+
+    `value` [slots, D] and `state` [slots, S], slots = capacity_rows + batch_rows; S = 0 at capacity 0. `seed`: of the
+    initial rows, which owners do not send. `audit`: replies carry how many updates each row has taken, and the cache
+    keeps it. `directory`: owners send notices, and only doubted copies are checked. `count_updates`: pushes say how
+    many updates they hold, as clock=sum wants. `late_leg`: rows of the batch in flight are left to `begin_late`.
+    `index`: array | hash. `codec`: None sends pushes as they are. Raises ValueError for memory of another size.
+    """
 
     def __init__(
         self,
@@ -56,31 +63,21 @@ class Cache:
         index: str = "array",
         codec: RowCodec | None = None,
     ) -> None:
-        """`value` [slots, D] and `state` [slots, S], slots = capacity_rows + batch_rows; S = 0 at capacity 0.
-
-        `seed`: of the initial rows, which owners do not send. `audit`: replies carry how many updates each row has
-        taken, and the cache keeps it. `directory`: owners send notices, and only doubted copies are checked.
-        `count_updates`: pushes say how many updates they hold, as clock=sum wants. `late_leg`: rows of the batch in
-        flight are left to `begin_late`. `index`: array | hash. `codec`: None sends pushes as they are.
-        """
         slots = capacity_rows + batch_rows
         if value.shape != (slots, space.dim) or state.shape[0] != slots:
             raise ValueError(f"value {tuple(value.shape)}, state {tuple(state.shape)}: expected {slots} slots")
         self.space, self.capacity_rows = space, capacity_rows
         self.held_back = capacity_rows > 0  # else gradients travel and nothing is kept
-        self.bound = staleness_bound(staleness)
-        self.counters = Counters()
+        self.bound, self.counters = staleness_bound(staleness), Counters()
         self.observed_staleness_max = 0  # max of c_c - c_s over the reads found valid
-        self._audit, self._directory, self._counted = audit, directory, count_updates or audit
-        self._late_leg = late_leg
+        self._audit, self._directory, self._late_leg = audit, directory, late_leg
         self._evicts = 0 < capacity_rows < space.rows
         self._policy_name, self._policy = policy, make_policy(policy, slots)
         self.slots = Slots(space.rows, slots, index)
         self._codec = codec or RowCodec("none", space.dim)
         self._arrivals = Arrivals(InitialRows(space, seed), self._codec, value.device)
-        self.copies = Copies(
-            value, state, optimizer, self._codec, held_back=self.held_back, audit=audit, counted=self._counted
-        )
+        flags = {"held_back": self.held_back, "audit": audit, "counted": count_updates or audit}
+        self.copies = Copies(value, state, optimizer, self._codec, **flags)
         dct = None if self.held_back else self._codec.dct
         self._residue = None if dct is None else Residue(space, self._codec, dct, value.device)
         self._spared = np.zeros(slots, bool)  # all False but in `commit`
@@ -175,7 +172,7 @@ class Cache:
         if isinstance(asked, ReadPlan):
             self._open, reply = None, asked.without_late(reply)
         fetched, new = self._fetched(asked, reply), len(asked.new_slots)
-        invalid = asked.check_slots[_ints(reply.invalid)]
+        invalid = asked.check_slots[_array(reply.invalid)]
         self.copies.put(asked.new_slots, fetched.part(slice(new)))
         self.copies.rebase(asked.stale_slots, fetched.part(slice(new, None)))
         self.copies.rebase(invalid, self._arrivals.found_invalid(reply))
@@ -202,9 +199,9 @@ class Cache:
     def _take_notices(self, reply: Reply) -> None:
         """Doubt the copies that the owners warn of; those that left the cache meanwhile are passed over."""
         if reply.notice_rows.numel():
-            slots = self.slots.find(_ints(reply.notice_rows))
+            slots = self.slots.find(_array(reply.notice_rows))
             held = slots >= 0
-            self.copies.noticed[slots[held]] = _ints(reply.notice_clock)[held]
+            self.copies.noticed[slots[held]] = _array(reply.notice_clock)[held]
 
     def stage_gradients(self, plan: ReadPlan, gradient: Tensor) -> None:
         """Capacity 0, before `commit`: push `gradient` [U, D] of `plan.rows` in the next round."""
@@ -312,6 +309,13 @@ class Cache:
         included: Ints = self.copies.applied[slots] + self.copies.pending(slots)
         return included
 
+    def restart(self, steps: int) -> None:
+        """Nothing is held; `steps` were trained before, by whatever caches."""
+        self.clear()
+        threshold = self.copies.threshold if self._residue is None else self._residue.threshold
+        if threshold is not None:
+            threshold.restart(steps)
+
     def clear(self) -> None:
         """Forget every row and every staged push: after `pending()` was flushed."""
         self._staged, self._open = [], None
@@ -387,10 +391,6 @@ class Cache:
         self.observed_staleness_max = int(state["observed_staleness_max"])
 
 
-def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = tensor.cpu().numpy()
+def _array(tensor: Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.cpu().numpy()
     return array
-
-
-def _ints(tensor: Tensor) -> Ints:
-    return _array(tensor)

@@ -28,7 +28,13 @@ CHUNK = 1 << 16  # rows looked at together when a whole table is gone through
 
 
 class Owner:
-    """Rows of one embedding dim that live on this rank, in the order of `placement.rows_of(rank)`."""
+    """Rows of one embedding dim that live on this rank, in the order of `placement.rows_of(rank)`.
+
+    `held_back`: pushes are differences of updates applied at workers; otherwise gradients. `staleness`: the others'
+    bound, in updates. `audit`: replies tell how many updates a row has taken. `directory`: validate copies with
+    notices, for `workers` workers; otherwise they send their clocks. `index`: array (all rows in memory from the start)
+    or hash (those seen). `codec`: None sends rows as they are.
+    """
 
     def __init__(
         self,
@@ -48,43 +54,21 @@ class Owner:
         index: str = "array",
         codec: RowCodec | None = None,
     ) -> None:
-        """`held_back`: pushes are differences of updates applied at workers; otherwise gradients.
-
-        `staleness`: the others' bound, in updates. `audit`: replies tell how many updates a row has taken.
-        `directory`: validate copies with notices, for `workers` workers; otherwise they send their clocks.
-        `index`: array (all rows in memory from the start) or hash (those seen). `codec`: None sends rows as they are.
-        Raises ConfigError when `optimizer`'s state does not add up and updates are held back.
-        """
-        if held_back and not optimizer.additive:
-            raise ConfigError(
-                f"optimizer.rows.name={optimizer.name}: its state cannot be merged from held-back updates; "
-                "use sgd, adagrad or rowwise_adagrad, or set consistency.cache.capacity=0"
-            )
+        """Raises ConfigError when `optimizer`'s state does not add up and updates are held back."""
+        if held_back:
+            _check_additive(optimizer)
         self.space, self.placement, self.rank, self.optimizer = space, placement, rank, optimizer
         self.held_back, self.clock_rule, self.audit = held_back, clock, audit
         self.bound = staleness_bound(staleness)
         self.learning_rate = optimizer.lr  # of the gradients pushed; the engine sets it every step
         self.observed_staleness_max = 0  # max of c_g - c_c over the checks found valid
-        noticing = sends_notices(directory, self.bound)
-        directing = directing_copies(held_back, self.bound)
         self._initial = InitialRows(space, seed)
-        self.memory = make_row_memory(
-            index,
-            placement,
-            rank,
-            owner_columns(
-                space.dim,
-                optimizer,
-                held_back=held_back,
-                staleness=staleness,
-                audit=audit,
-                directory=directory,
-                workers=workers,
-            ),
-            self._initial,
-            device,
-        )
-        self._directory = Directory(self.memory, workers, self.bound, notices=noticing) if directing else None
+        flags = {"held_back": held_back, "audit": audit, "directory": directory}
+        columns = owner_columns(space.dim, optimizer, staleness=staleness, workers=workers, **flags)
+        self.memory = make_row_memory(index, placement, rank, columns, self._initial, device)
+        self._directory: Directory | None = None
+        if directing_copies(held_back, self.bound):
+            self._directory = Directory(self.memory, workers, self.bound, notices=sends_notices(directory, self.bound))
         self._device, self._hashed = device, index == "hash"
         self.codec = codec or RowCodec("none", space.dim)
         self._undo: UndoLog | None = None
@@ -385,3 +369,11 @@ class Owner:
             fresh = torch.empty_like(self.value[at])
             self._initial.fill(fresh, rows[at])
             touched[at] = (fresh != self.value[at]).any(1) | (self.state[at] != 0).any(1)
+
+
+def _check_additive(optimizer: RowOptimizer) -> None:
+    if not optimizer.additive:
+        raise ConfigError(
+            f"optimizer.rows.name={optimizer.name}: its state cannot be merged from held-back updates; "
+            "use sgd, adagrad or rowwise_adagrad, or set consistency.cache.capacity=0"
+        )

@@ -29,14 +29,15 @@ class Residue:
         self._codec, self._max_age, self.threshold = codec, dct.max_age, Threshold(dct)
         self.capacity_rows = min(space.rows, max(1, RESIDUE_BYTES // (4 * space.dim)))
         self._value = lazy_zeros((self.capacity_rows, space.dim), torch.float32, device)
+        self._rows = np.empty(self.capacity_rows, np.int64)  # of each slot used, the first ones
         self._age = np.zeros(self.capacity_rows, np.int32)  # pushes that kept something since a whole one
-        self.age_max = 0
+        self.age_max = self._used = 0
         self.clear()
 
     def clear(self) -> None:
         """Nothing waits: all of it was pushed."""
-        self._index, self._rows = HashIndex(0), np.empty(0, np.int64)
-        self._age[:] = 0
+        self._age[: self._used] = 0
+        self._index, self._used = HashIndex(0), 0
 
     def take(self, rows: Tensor, gradient: Tensor) -> Tensor:
         """What to push, encoded, of distinct `rows` [U] whose gradient [U, D] comes on top of what waits."""
@@ -56,23 +57,23 @@ class Residue:
     def _slots(self, rows: Any) -> Any:
         """Where each of `rows` [U] waits, -1 for those that find no room."""
         slots = self._index.find(rows)
-        new = np.flatnonzero(slots < 0)[: self.capacity_rows - len(self._rows)]
+        new = np.flatnonzero(slots < 0)[: self.capacity_rows - self._used]
         if len(new):
-            first = len(self._rows)
-            slots[new], _ = self._index.insert(rows[new], np.arange(first, first + len(new)))
-            self._rows = np.concatenate([self._rows, rows[new]])
-            self._value[first : len(self._rows)] = 0
+            first, self._used = self._used, self._used + len(new)
+            slots[new], _ = self._index.insert(rows[new], np.arange(first, self._used))
+            self._rows[first : self._used] = rows[new]
+            self._value[first : self._used] = 0
         return slots
 
     def waiting(self) -> tuple[Tensor, Tensor]:
         """Rows [n] something waits for, and what [n, D]; changes nothing."""
-        slots = np.flatnonzero(self._age[: len(self._rows)])
+        slots = np.flatnonzero(self._age[: self._used])
         return torch.from_numpy(self._rows[slots]), self._value[torch.from_numpy(slots).to(self._value.device)]
 
     @property
     def count(self) -> int:
         """Rows something waits for."""
-        return int(np.count_nonzero(self._age))
+        return int(np.count_nonzero(self._age[: self._used]))
 
     def merged(self, request: Request) -> Request:
         """The pushes of `request` with everything that waits on top; changes nothing."""
@@ -93,9 +94,9 @@ class Residue:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        used = len(self._rows)
+        used = self._used
         return {
-            "rows": torch.from_numpy(self._rows.copy()),
+            "rows": torch.from_numpy(self._rows[:used].copy()),
             "value": self._value[:used].clone(),
             "age": torch.from_numpy(self._age[:used].copy()),
             "age_max": self.age_max,
@@ -105,9 +106,9 @@ class Residue:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` gave."""
         self.clear()
-        self._rows = state["rows"].numpy().copy()
-        used = len(self._rows)
-        self._index.assign(self._rows, np.arange(used))
+        self._used = used = len(state["rows"])
+        self._rows[:used] = state["rows"].numpy()
+        self._index.assign(self._rows[:used], np.arange(used))
         self._value[:used] = state["value"].to(self._value.device)
         self._age[:used] = state["age"].numpy()
         self.age_max = state["age_max"]

@@ -59,4 +59,4 @@ class RowCodec:
 
     def _decoded(self, data: Tensor) -> Tensor:
         """float32 came as it was."""
-        return data if data.dtype == torch.float32 else value_codec(self._name).decode(data)
+        return data if data.dtype == torch.float32 else value_codec(self._name).decode(data, self.dim)

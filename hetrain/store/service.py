@@ -84,8 +84,8 @@ class OwnerService:
         """Apply the push; the answers to reads that waited for it."""
         if ask.pushed:
             self._apply(ask)
-        else:  # what a threshold kept from earlier pushes, perhaps
-            self._apply_rows(ask, self._factor(self.pushed))
+        else:  # what a threshold kept from earlier pushes, perhaps: those were counted
+            self._apply_rows(ask, self._factor(self.pushed), updates=0)
         due = self.clocks.advance(ask.worker, ENDED if ask.ended else ask.clock)
         if ask.ended and self.meetings is not None:
             self.meetings.end(ask.worker)
@@ -118,13 +118,13 @@ class OwnerService:
     def _apply(self, ask: Ask) -> None:
         factor = self._factor(self.pushed)
         self._dense.push(ask.dense, factor)
-        self._apply_rows(ask, factor)
+        self._apply_rows(ask, factor, updates=1)
         self.missed_pushes_max = max(self.missed_pushes_max, self._pushes - self._read_at[ask.worker])
         self._pushes += 1
         self._read_at[ask.worker] += 1  # its own push is none that it missed
         self.pushed += ask.pushed
 
-    def _apply_rows(self, ask: Ask, factor: float) -> None:
+    def _apply_rows(self, ask: Ask, factor: float, *, updates: int) -> None:
         for owner, rate, rows in zip(self._owners, self._rates, ask.rows, strict=True):
             if not len(rows.push_rows):
                 continue
@@ -132,15 +132,15 @@ class OwnerService:
             if len(rows.push_seen):
                 missed = owner.applied.index_select(0, owner.memory.place(rows.push_rows)) - rows.push_seen
                 self.missed_updates_max = max(self.missed_updates_max, int(missed.max()))
-            owner.serve([self._request(rows, owner)])
+            owner.serve([self._request(rows, owner, updates)])
 
-    def _request(self, rows: RowsAsked, owner: Owner) -> Request:
+    def _request(self, rows: RowsAsked, owner: Owner, updates: int) -> Request:
         request = Request.empty(owner.space.dim, 0)
         request.push_rows, request.push_value = rows.push_rows, rows.push_gradient
         request.push_state = torch.empty(len(rows.push_rows), 0)
         if self._audit:
             request.push_clock = torch.zeros_like(rows.push_rows)
-            request.push_updates = torch.ones_like(rows.push_rows)
+            request.push_updates = torch.full_like(rows.push_rows, updates)
         return request
 
     def _read(self, ask: Ask) -> Answer:

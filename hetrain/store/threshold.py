@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hetrain.codec import kept
+
 NEVER = -1
 
 
@@ -28,9 +30,11 @@ class Threshold:
 
     def __init__(self, settings: Dct) -> None:
         self.settings = settings
-        self._value = 0.0
-        self._steps = 0
-        self._found_at = NEVER  # in steps
+        self.restart(0)
+
+    def restart(self, steps: int) -> None:
+        """To be found anew; `steps` were trained before."""
+        self._value, self._steps, self._found_at = 0.0, steps, NEVER
 
     def count_step(self) -> None:
         """A step was trained."""
@@ -44,13 +48,14 @@ class Threshold:
     def of(self, values: Tensor) -> float:
         """The threshold for `values` [n, D], about to be pushed: smaller ones wait. Found anew where it is due.
 
-        Not for pushes of which nothing waits: they would move the threshold.
+        Not for pushes of which nothing waits: they would move the threshold. Not-a-numbers do not wait: they must be
+        seen.
         """
         settings = self.settings
         due = self._found_at == NEVER or self._steps - self._found_at >= settings.refresh_steps
         if due and self._steps >= settings.warmup_steps and values.numel():
-            kept = max(1, round((1 - settings.sparsity) * values.numel()))
-            self._value = float(torch.topk(values.abs().view(-1), kept, sorted=False).values.min())
+            most = kept(values.numel(), settings.sparsity)
+            self._value = float(torch.topk(values.abs().view(-1), most, sorted=False).values.min())
             self._found_at = self._steps
         return self._value
 

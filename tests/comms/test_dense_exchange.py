@@ -19,7 +19,7 @@ from tests.ranks import run_ranks
 
 SIZES = [3, 90_000, 200, 5]  # the messages of two ranks exceed the room a receive starts with
 STEPS = 4
-DCT = DctConfig(dense_sparsity=0.9, refresh_steps=3, warmup_steps=1)
+DCT = DctConfig(dense_sparsity=0.9, refresh_steps=3, dense_warmup_steps=1)
 
 
 def _gradients(rank: int) -> torch.Tensor:
@@ -89,7 +89,7 @@ OPTIONS = {
     "fp16": DenseComms("fp16", timeout_s=5),
     "bf16": DenseComms("bf16", timeout_s=5),
     "everything": DenseComms("dct", DctConfig(dense_sparsity=0.0), 5),
-    "warm-up": DenseComms("dct", DctConfig(warmup_steps=9, smallest=4), 5),
+    "warm-up": DenseComms("dct", DctConfig(dense_warmup_steps=9, smallest=4), 5),
     "half": DenseComms("dct", DctConfig(dense_sparsity=0.5, smallest=4), 5),
 }
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hetrain.codec import OPTIONS
 from hetrain.comms.chunked import Chunked
-from hetrain.comms.columns import Columns
+from hetrain.comms.columns import Columns, Kept
 from hetrain.comms.largest import largest
 from hetrain.comms.pooled_codec import CHUNK, PooledCodec, PooledComms, exact_codec
 from hetrain.comms.positions import pack_positions, position_bytes, unpack_positions
@@ -157,6 +157,24 @@ def test_int8_has_a_scale_per_chunk() -> None:
     for part in (slice(0, CHUNK), slice(CHUNK, 2 * CHUNK), slice(2 * CHUNK, None)):
         span = values[:, part].max(1).values - values[:, part].min(1).values
         assert bool((error[:, part] <= span[:, None] / 255 * 0.51).all())
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 27])
+def test_rows_of_8_bits_are_filled_up_as_on_cuda(dim: int) -> None:
+    """FBGEMM's CUDA kernels read and write whole groups of 4 values; those of dct's masks are of any number."""
+    inner, values = value_codec("int8"), rows(6, dim)
+    data = inner.encode(values)
+    assert data.shape == (6, inner.row_bytes(dim))
+    assert data.shape[1] % 4 == 0
+    back = inner.decode(data, dim)
+    span = values.max(1).values - values.min(1).values
+    assert back.shape == values.shape
+    assert bool(((back - values).abs() <= span[:, None] / 255 * 0.51 + 1e-6).all())
+
+
+@pytest.mark.parametrize("sparsity", [0.95, 1 - 1e-8])
+def test_at_least_one_value_of_a_column_is_kept(sparsity: float) -> None:
+    assert Kept(sparsity).of(4) == 1
 
 
 def test_a_chunk_is_a_row_of_the_inner_codec() -> None:

@@ -55,7 +55,7 @@ def rounded(rows: Tensor, name: str) -> Tensor:
     """What arrives of `rows`, no value left out."""
     if name == "int8":
         codec = value_codec("int8")
-        parts = [codec.decode(codec.encode(part)) for part in rows.split(CHUNK, 1) if part.numel()]
+        parts = [codec.decode(codec.encode(part), part.shape[1]) for part in rows.split(CHUNK, 1) if part.numel()]
         return torch.cat(parts, 1) if parts else rows
     return {"none": rows, "bf16": rows.bfloat16().float()}.get(name, rows.half().float())
 

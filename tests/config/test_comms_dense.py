@@ -35,7 +35,18 @@ def test_int8_is_refused_by_name_and_means_bf16_in_the_group(mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("dense_sparsity", 1.0), ("dense_sparsity", -0.1), ("refresh_steps", 0), ("warmup_steps", -1), ("smallest", -1)],
+    [
+        ("dense_sparsity", 1.0),
+        ("dense_sparsity", -0.1),
+        ("pooled_sparsity", float("nan")),
+        ("rows_sparsity", 1.0),
+        ("refresh_steps", 0),
+        ("dense_warmup_steps", -1),
+        ("pooled_warmup_steps", -1),
+        ("rows_warmup_steps", -1),
+        ("smallest", -1),
+        ("max_age", 0),
+    ],
 )
 def test_thresholds_that_make_no_sense_are_named(key: str, value: float) -> None:
     cfg = _cfg("het", dense="dct")

@@ -77,6 +77,27 @@ def test_a_coded_run_goes_on_from_where_it_was_saved(travels):
         assert not first._bags.stage_rest()
 
 
+def test_the_rest_of_a_push_is_no_further_update():
+    engine = make_async(
+        "asp", rows="dct", dct=Dct(sparsity=0.8, max_age=99, refresh_steps=4, warmup_steps=0), audit_every=1
+    )
+    train(engine, iter(batches(0, 1, multi_hot=True)))
+    assert any(residue.count for residue in engine._bags._residues)
+    engine.finish()
+    pushes = sum(group.copies.counters.misses for group in engine._groups)  # of rows: asp keeps none
+    assert sum(int(part.owner.applied.sum()) for part in engine._part.rows) == pushes
+
+
+def test_a_warm_up_is_not_repeated_where_a_run_goes_on():
+    dct = Dct(sparsity=0.8, max_age=9, refresh_steps=4, warmup_steps=5)
+    data = batches(0, 1, multi_hot=True)
+    first, second = (make_async("asp", rows="dct", dct=dct) for _ in range(2))
+    train(first, iter(data[:5]))
+    load(second, save(first), exact=False)
+    second.step(iter(data[5:6]))
+    assert any(residue.count for residue in second._bags._residues)
+
+
 def test_looking_changes_nothing_and_sees_the_last_step():
     data = batches(0, 1)
     looked, plain = make_async("ssp", capacity=0.3, staleness=4), make_async("ssp", capacity=0.3, staleness=4)

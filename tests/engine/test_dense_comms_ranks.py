@@ -21,7 +21,7 @@ from tests.engine.test_torchrec_engine_ranks import KINDS, shares
 from tests.ranks import run_ranks
 
 FP16 = DenseComms("fp16", timeout_s=30)
-DCT = DenseComms("dct", DctConfig(dense_sparsity=0.8, refresh_steps=3, warmup_steps=1, smallest=20), 30)
+DCT = DenseComms("dct", DctConfig(dense_sparsity=0.8, refresh_steps=3, dense_warmup_steps=1, smallest=20), 30)
 OPTIONS = (DenseComms(), FP16, DCT)
 CUT = 4
 STEADY = ScheduleConfig()
@@ -168,6 +168,35 @@ def _taken_up(rank: int, world_size: int) -> dict[str, Any]:
     plain._settle()
     found["without"] = {name: p.grad.numpy().copy() for name, p in plain._network.named_parameters()}
     return found
+
+
+def _kept(rank: int, world_size: int, kind: str) -> dict[str, Any]:
+    """What waits where a run is saved, where another one took it up, and where that was saved before it trained."""
+    engine, data = _engine(kind, rank, world_size, DCT)
+    for step in range(CUT):
+        engine.step(iter(data[step : step + 1]))
+    if isinstance(engine, AsyncEngine):
+        engine.finish()
+        engine._transport.barrier()
+    saved, found = {**save(engine), "step": CUT}, {}
+    found["saved"] = saved["dense_pending"]
+    for comms in OPTIONS:
+        other, again = (_engine(kind, rank, world_size, comms)[0] for _ in range(2))
+        load(other, saved, exact=False)
+        found[f"{comms.name}, taken up"] = save(other)["dense_pending"]
+        load(again, save(other), exact=True)
+        found[f"{comms.name}, again"] = save(again)["dense_pending"]
+    return {name: {key: value.numpy() for key, value in pending.items()} for name, pending in found.items()}
+
+
+@pytest.mark.parametrize("kind", ["bsp", "het", "asp, server"])
+def test_what_waited_still_waits_where_a_run_is_saved_before_it_trains(kind: str) -> None:
+    first, *_ = run_ranks(2, _kept, kind)
+    for name, pending in first.items():
+        assert pending.keys() == first["saved"].keys(), name
+        for key, value in first["saved"].items():
+            np.testing.assert_array_equal(pending[key], value, err_msg=f"{name}: {key}")
+    assert any(np.abs(value).max() > 0 for value in first["saved"].values())
 
 
 def test_what_waited_is_sent_by_a_run_without_thresholds() -> None:

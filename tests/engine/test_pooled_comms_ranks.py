@@ -93,7 +93,7 @@ def train_masked(kinds):
 
 
 def dct(backward, warmup_steps=0):
-    return PooledComms("dct", backward, DctConfig(pooled_sparsity=SPARSITY, warmup_steps=warmup_steps))
+    return PooledComms("dct", backward, DctConfig(pooled_sparsity=SPARSITY, pooled_warmup_steps=warmup_steps))
 
 
 def train_dct(rank, world_size, kinds):
@@ -148,6 +148,13 @@ def test_predictions_leave_out_what_training_does():
     )
     expected = plain.predict(batch)
     assert torch.equal(warm.predict(batch), expected)  # nothing is left out yet
+    warm.step(iter([batch]))
+    plain.step(iter([batch]))
+    assert torch.equal(warm.predict(batch), plain.predict(batch))  # what the last step did not leave out stays in
+    warm.step(iter([batch]))
+    plain.step(iter([batch]))
+    assert float((warm.predict(batch) - plain.predict(batch)).abs().max()) > 1e-3
+    plain = engine(None, KINDS["table_wise"], world_size=1)
     masked = Net(MaskedBags(KINDS["table_wise"]))
     masked.load_state_dict(plain._model.state_dict(), strict=False)
     assert thin.predict(batch).numpy() == pytest.approx(masked(batch.dense, batch.sparse).detach().numpy(), abs=1e-4)
@@ -166,8 +173,10 @@ def compare(rank, world_size):
     assert part_warm[0][:2] == plain[0][:2]
     assert part_warm[0][2:] != plain[0][2:]
     assert engine(PooledComms(), KINDS["mixed"])._bags.exchange is None  # TorchRec's own
-    for forward, kinds in [("fp16", "mixed"), ("int8", "row_wise")]:
-        one, other = engine(PooledComms(forward, "fp16"), KINDS[kinds]), engine(None, KINDS[kinds])
+    everything = PooledComms("dct", "dct", DctConfig(pooled_sparsity=0.0))
+    pairs = [(PooledComms("fp16", "fp16"), "mixed"), (PooledComms("int8", "fp16"), "row_wise"), (everything, "mixed")]
+    for comms, kinds in pairs:
+        one, other = engine(comms, KINDS[kinds]), engine(None, KINDS[kinds])
         for e in (one, other):
             e.step(iter([shares(rank)[0], shares(rank)[1]]))
         for name, pieces in one._bags.pieces().items():

@@ -196,6 +196,29 @@ def test_the_threshold_is_the_kth_largest_and_found_anew():
     assert threshold.of(values / 2) == threshold.value == 2
 
 
+def test_what_is_not_a_number_reaches_every_threshold_and_makes_none():
+    """A gradient that overflowed must be seen, and must not keep the others from being pushed."""
+    bad = torch.tensor([[0.0, math.nan, 0.0, 0.0]])
+    threshold = Threshold(Dct(sparsity=0.75, max_age=1, refresh_steps=9, warmup_steps=0))
+    threshold.reached(torch.tensor([[1.0, -5.0, 3.0, 2.0]]))
+    assert threshold.reached(bad).tolist() == [[False, True, False, False]]
+    threshold.restart(0)
+    threshold.reached(bad)
+    assert threshold.reached(torch.tensor([[1.0, -5.0, 3.0, 2.0]])).any()
+
+
+@pytest.mark.parametrize("capacity", [0, 12])
+def test_the_warm_up_is_that_of_the_run_not_of_the_cache(capacity):
+    """A run that goes on with other ranks has its warm-up behind it."""
+    store = Loopback(setup_of("dct", world=1, capacity=capacity, staleness=0))
+    for steps, waits in ((0, False), (DCT.warmup_steps, True)):
+        store.caches[0].restart(steps)
+        train(store, list(batches_of(store.setup, 1)))
+        store.read([[1]])  # pushes what the step left
+        store.forget_read()
+        assert (store.caches[0].residue_age_max > 0) == waits
+
+
 def test_a_row_goes_whole_after_max_age_pushes():
     """One row, staleness 0: pushed in every step, and whole in every fourth."""
     setup = setup_of("dct", world=1, capacity=ROWS, staleness=0)
@@ -278,6 +301,8 @@ def test_clipped_values_are_counted_and_warned_of_once(caplog):
     with traffic.set_aside():
         codec.rows(far)
     assert traffic.clipped == 5
+    assert codec.read_rows(codec.rows(torch.tensor([[math.nan, 1e6]])))[0, 1] == 65504
+    assert traffic.clipped == 6
     assert PUSH_SCALE * 15.9 < 65504
 
 
