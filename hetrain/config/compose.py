@@ -4,7 +4,7 @@ Hydra and OmegaConf are imported late: `hetrain --help` needs neither.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hetrain.config.checks import check
 from hetrain.config.schema import RunConfig
 from hetrain.config.schema_keys import OPEN, check_key, expected, is_section, schema_keys
+from hetrain.config.unread import Unread, passing_over
 from hetrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -106,8 +107,24 @@ def compose(arguments: Sequence[str], folders: Sequence[Path], base: Path | None
     """The checked config of one run.
 
     base: a run's saved config.yaml to start from in place of ours; groups named on the command line are laid over it.
-    Raises ConfigError naming the key, what was expected and what is allowed.
+    Raises ConfigError naming the key, what was expected and what is allowed; a setting without effect is refused too,
+    unless it may be one of `base`.
     """
+    cfg = _composed(arguments, folders, base)
+    check(cfg, strict=base is None)
+    return cfg
+
+
+def compose_passing_over(
+    arguments: Sequence[str], folders: Sequence[Path], keys: Collection[str]
+) -> tuple[RunConfig, list[Unread]]:
+    """As `compose`, with those of `keys` that would have no effect at their defaults, and what they were set to."""
+    cfg, passed = passing_over(_composed(arguments, folders), keys)
+    check(cfg, strict=True)
+    return cfg, passed
+
+
+def _composed(arguments: Sequence[str], folders: Sequence[Path], base: Path | None = None) -> RunConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -121,7 +138,6 @@ def compose(arguments: Sequence[str], folders: Sequence[Path], base: Path | None
         except OmegaConfBaseException as error:
             raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
     assert isinstance(cfg, RunConfig)
-    check(cfg)
     return cfg
 
 
