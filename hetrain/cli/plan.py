@@ -31,6 +31,11 @@ PLAN_ALONE = ("plan.", "planner", "cluster=", "cluster.nodes=", "cluster.gpus_pe
 
 def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> int:
     """Plan, show and save. Raises ConfigError or DataError for what cannot be planned."""
+    if cfg.planner.plan is not None:
+        raise ConfigError(
+            f"planner.plan={cfg.planner.plan}: expected null with `hetrain plan`, which makes a plan. Leave it out; "
+            "`hetrain train` trains by it."
+        )
     what, loads = _loads(cfg, folders)
     machines = machines_of(cfg.cluster, cfg.planner.memory_gib, cfg.launch.nproc)
     out = _folder(cfg, chosen_experiment(overrides) or what, machines)
