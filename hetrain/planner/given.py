@@ -17,7 +17,8 @@ MODES = {"torchrec": "bsp", "store": "het, ssp or asp"}
 def given_plan(file: str, mode: str, tables: Sequence[Table], roles: Roles) -> Plan:
     """The plan in `file` (planner.plan) for consistency.mode `mode`, these tables and these ranks.
 
-    A folder stands for the plan.json in it. Raises ConfigError when it cannot be read, or is for another engine, other ranks or other tables.
+    A folder stands for the plan.json in it. Raises ConfigError when it cannot be read, or is for another engine, other
+    ranks or other tables.
     """
     plan = _read(Path(file))
     engine = engine_of(mode)
