@@ -58,10 +58,10 @@ def test_no_plan_names_table_need_have_and_remedies_that_help():
     for words in [
         "and all tables 0.66 GiB of the mean rank, which has 0.60 GiB",
         "Choose one:\n  (1) raise",
-        "(2) use 3 ",
+        "(2) use 4 ranks (cluster.nodes=2)",
     ]:
         assert words in said
-    bsp(3, memory=0.6)
+    bsp(4, memory=0.6)
     bsp(memory=float(re.search(r"at least ([\d.]+)", said).group(1)))
 
 
