@@ -87,7 +87,12 @@ examples
     "eval": """\
 usage: hetrain eval run=runs/NAME [checkpoint=best|last|step_N] [split=test|validation|train] [KEY=VALUE ...]
 
-AUC, logloss and normalized entropy of a run's checkpoint, with the config that the run saved.
+AUC, logloss and normalized entropy of a run's checkpoint, with the config that the run saved, as JSON.
+
+keys
+  run=runs/NAME      the folder that a training left
+  checkpoint=step_N  or last, or best (on validation); left out: the one whose figures summary.json has
+  split=test         or validation, train; left out: test
 
 examples
   hetrain eval run=runs/first
@@ -98,6 +103,12 @@ examples
 usage: hetrain predict run=runs/NAME out=FILE.parquet [checkpoint=best|last|step_N] [split=test] [KEY=VALUE ...]
 
 Writes label and predicted probability of every example of a split, in the data set's order.
+
+keys
+  run=runs/NAME      the folder that a training left
+  out=FILE           .parquet or .csv, written over where it is there
+  checkpoint=step_N  or last, or best (on validation); left out: the one whose figures summary.json has
+  split=test         or validation, train; left out: test
 
 examples
   hetrain predict run=runs/first out=scores.parquet
