@@ -49,7 +49,8 @@ def config_folders(user: str | None) -> list[Path]:
 
 def group_options(group: str, folders: Sequence[Path]) -> list[str]:
     """Names that GROUP=NAME accepts."""
-    return sorted({file.stem for folder in folders for file in (folder / group).glob("*.yaml")})
+    files = (file for folder in folders for file in (folder / group).glob("*.yaml") if file.is_file())
+    return sorted({file.stem for file in files})
 
 
 def quoted(argument: str) -> str:
@@ -230,6 +231,14 @@ def _readable_errors(overrides: "Sequence[Override]") -> Iterator[None]:
         raise _explained(error, overrides) from None
     except YAMLError as error:
         raise ConfigError(f"a config file is not valid YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"a config file among {_files(overrides)} is no UTF-8 text: {error}") from None
+
+
+def _files(overrides: "Sequence[Override]") -> str:
+    """The group options and experiments that were asked for."""
+    asked = [o for o in overrides if o.key_or_group in (*GROUPS, EXPERIMENT) and isinstance(o.value(), str)]
+    return ", ".join(f"{override.key_or_group}/{override.value()}" for override in asked) or "those of the defaults"
 
 
 def _explained(error: BaseException, overrides: "Sequence[Override]") -> ConfigError:
@@ -256,8 +265,12 @@ def _explained(error: BaseException, overrides: "Sequence[Override]") -> ConfigE
     if isinstance(cause, ValidationError | KeyValidationError | ConfigTypeError) and key in schema_keys():
         given = [str(override.input_line) for override in overrides if override.key_or_group == key]
         value = re.search(r"Value '(.*?)'", str(cause))
-        shown = given[-1] if given else f"{where}{key}={value.group(1) if value else '?'}"
+        shown = given[-1] if given else f"{where}{key}={value.group(1)}" if value else f"{where}{key}"
         return ConfigError(f"{shown}: {key} must be {expected(key)}.")
+    if merge := re.search(r"Merge error: (\w+) is not a subclass of (\w+)\. value: (.*)", str(cause or error)):
+        found, schema, shown = merge.groups()
+        section = next((key for key, kind in schema_keys().items() if getattr(kind, "__name__", "") == schema), schema)
+        return ConfigError(f"{where}{section} is {shown}, of type {found}: expected {expected(section)}.")
     text = " ".join(line.strip() for line in str(cause or error).splitlines() if line.strip())
     return ConfigError(where + text)
 
