@@ -271,6 +271,8 @@ def _explained(error: BaseException, overrides: "Sequence[Override]") -> ConfigE
         found, schema, shown = merge.groups()
         section = next((key for key, kind in schema_keys().items() if getattr(kind, "__name__", "") == schema), schema)
         return ConfigError(f"{where}{section} is {shown}, of type {found}: expected {expected(section)}.")
+    if isinstance(cause, ValidationError) and cause.full_key:  # a key of a mapping's value
+        return ConfigError(f"{where}{cause.full_key}: {str(cause).splitlines()[0]}.")
     text = " ".join(line.strip() for line in str(cause or error).splitlines() if line.strip())
     return ConfigError(where + text)
 

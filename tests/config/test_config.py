@@ -176,6 +176,7 @@ MESSAGES = {
     "launch.slow_ranks={-1: 3}": "launch.slow_ranks={-1: 3.0}: expected the ranks of workers, from 0, each with a",
     "launch.slow_ranks={a: 3}": "launch.slow_ranks={a: 3}: launch.slow_ranks must be a mapping as in {KEY: VALUE}",
     "launch.slow_ranks={1: x}": "launch.slow_ranks={1: x}: launch.slow_ranks must be a mapping as in {KEY: VALUE}",
+    "planner.constraints={C1: {columns: 8.5}}": "planner.constraints.C1.columns: Value '8.5' of type 'float'",
     "planner.constraints=[C1]": "planner.constraints=[C1]: planner.constraints must be a mapping as in {KEY: VALUE}, "
     "each KEY text, each VALUE a mapping with some of the keys sharding_types, tiers, columns.",
     "launch.slow_ranks=[3]": "launch.slow_ranks=[3]: launch.slow_ranks must be a mapping as in {KEY: VALUE}",
