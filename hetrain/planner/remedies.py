@@ -12,7 +12,7 @@ from hetrain.planner.options import Options
 from hetrain.planner.workload import TableLoad
 
 GROWTH = (1.0, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)  # of the least that could be enough
-HALVINGS = 5
+HALVINGS = 4
 TRIED = 1500  # tables x ranks of which TorchRec's planner takes a second or two
 MOST_RANKS = 2048  # of a remedy: nobody has more, and each try takes its time
 PRESETS = 2  # named at most
