@@ -374,6 +374,8 @@ def _about(cfg: RunConfig, schema: DatasetSchema, ranks: Ranks) -> dict[str, Any
         "batch_size": cfg.train.batch_size,
         "servers": ranks.servers,
         "comms": {path: getattr(codecs_of(cfg), path) for path in OF_MODE[cfg.consistency.mode]},
+        "slow_ranks": {str(rank): factor for rank, factor in sorted(cfg.launch.slow_ranks.items())} or None,
+        "slow_random": asdict(cfg.launch.slow_random) if cfg.launch.slow_random.share > 0 else None,
         "best_auc": schema.best_auc,
     }
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetrain.config import RunConfig
-from tests import small_run
+from tests import small_run, summary_keys
 from tests.engine.held import whole_tables
 from tests.ranks import run_ranks
 from tests.small_run import (
@@ -52,6 +52,7 @@ def test_a_run_with_servers_is_the_run_without(cfg_of: Any, capacity: float) -> 
     for summary, _ in served:
         assert all(summary[key] == plain[0][0][key] for key in (*QUALITY, "missed_updates_max"))
         assert (summary["world_size"], summary["servers"]) == (3, 1)
+        summary_keys.check(json.loads(json.dumps(summary)), "het", servers=True)
     assert plain[0][0]["servers"] == 0
     folder = Path(cfg.runs) / "served"
     assert {piece["rank"] for piece in json.loads((folder / "plan.json").read_text())["pieces"]} == {2}

@@ -29,9 +29,9 @@ def main() -> int:
     found = [*_versions(), *_libraries(), *_machine()]
     for finding in found:
         mark = "FAIL" if finding.fatal else "warn" if finding.lack else "ok"
-        print(f"{mark:<5} {finding.name:<12} {finding.value}")
+        print(f"{mark:<5} {finding.name:<14} {finding.value}")
         if finding.lack:
-            print(f"{'':<19}{finding.lack}")
+            print(f"{'':<21}{finding.lack}")
     fatal = any(finding.fatal for finding in found)
     print(f"\ntraining cannot run here. {versions.INSTALL}" if fatal else "\nready to train")
     return 1 if fatal else 0

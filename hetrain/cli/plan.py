@@ -5,20 +5,23 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from hetrain.cli.table import show
 from hetrain.config import RunConfig
-from hetrain.config.compose import chosen_experiment
+from hetrain.config.compose import chosen_experiment, compose, group_options
 from hetrain.durable import write_text
 from hetrain.errors import ConfigError
 from hetrain.planner import table_list
 from hetrain.planner.cluster import Cluster
 from hetrain.planner.machines import PROFILE, Machines, machines_of
+from hetrain.planner.misfit import MisfitError
 from hetrain.planner.picture import page
 from hetrain.planner.plan import Plan
 from hetrain.planner.planned import Planned
+from hetrain.planner.remedies import MORE_MACHINES, MORE_SERVERS, Ways
 from hetrain.planner.report import HEAD, asked_lines, found_lines, rank_rows
 from hetrain.planner.request import STATE, loads_of, planned_for, tables_of
 from hetrain.planner.workload import TableLoad
@@ -31,13 +34,22 @@ PLAN_ALONE = ("plan.", "planner", "cluster=", "cluster.nodes=", "cluster.gpus_pe
 
 def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> int:
     """Plan, show and save. Raises ConfigError or DataError for what cannot be planned."""
+    if cfg.planner.plan is not None:
+        raise ConfigError(
+            f"planner.plan={cfg.planner.plan}: expected null with `hetrain plan`, which makes a plan. Leave it out; "
+            "`hetrain train` trains by it."
+        )
     what, loads = _loads(cfg, folders)
     machines = machines_of(cfg.cluster, cfg.planner.memory_gib, cfg.launch.nproc)
     out = _folder(cfg, chosen_experiment(overrides) or what, machines)
     asked = asked_lines(what, loads, machines.cluster, machines.speeds_from)
     _say(asked)
     started = time.process_time()
-    planned = _planned(cfg, loads, machines.cluster)
+    try:
+        planned = _planned(cfg, loads, machines.cluster)
+    except MisfitError as error:
+        error.ways = _ways(cfg, overrides, folders, machines.cluster)
+        raise
     seconds = time.process_time() - started
     print()
     show(HEAD, rank_rows(planned))
@@ -60,6 +72,32 @@ def _planned(cfg: RunConfig, loads: Sequence[TableLoad], cluster: Cluster) -> Pl
     from hetrain.planner.torchrec_planned import planned_by_torchrec
 
     return planned_by_torchrec(cfg, loads, cluster)
+
+
+def _ways(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path], cluster: Cluster) -> Ways:
+    """What can be changed where nothing fits."""
+    servers = cfg.cluster.servers
+    return Ways(
+        more=MORE_SERVERS if servers else MORE_MACHINES,
+        machines=cluster,
+        reserve=cfg.cluster.reserve,
+        embedding_dim=cfg.plan.tables is None,
+        presets=tuple if servers else partial(_presets, overrides, folders),
+    )
+
+
+def _presets(overrides: Sequence[str], folders: Sequence[Path]) -> list[tuple[str, Cluster]]:
+    """The machines that have a name, in place of what the command line says of machines, and their words on it."""
+    ours = ("cluster=", "cluster.", "planner.memory_gib=")
+    others = [word for word in overrides if not word.lstrip("+").startswith(ours)]
+    found = []
+    for name in group_options("cluster", folders):
+        cfg = compose([*others, f"cluster={name}", "planner.memory_gib=null"], folders)
+        if cfg.cluster.ddr_gib is not None:  # cluster=local is whatever this machine is
+            capped = any(word.startswith("planner.memory_gib=") for word in overrides)
+            words = f"cluster={name}" + " planner.memory_gib=null" * capped
+            found.append((words, machines_of(cfg.cluster, None, cfg.launch.nproc).cluster))
+    return found
 
 
 def _next(cfg: RunConfig, overrides: Sequence[str], plan: Plan, file: Path) -> str:

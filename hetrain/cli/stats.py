@@ -1,5 +1,6 @@
 """`hetrain stats`: counts the data set, saves and draws what it found, and shows it as a table."""
 
+import logging
 from pathlib import Path
 
 from hetrain.cli.table import show
@@ -7,20 +8,19 @@ from hetrain.config import DataConfig
 from hetrain.stats.measure import TOP, Stats, measure, save
 from hetrain.stats.picture import draw
 
+logger = logging.getLogger(__name__)
 SHOWN = 40  # tables on the screen, those with the most rows; the files have all
 HEAD = ("table", "rows", "seen", "missing", "ids/example", *(f"top {share:.1%}" for share in TOP))
 HEAD += ("distinct in 512", "in 8,192", "in 65,536", "cache 10%", "LRU 10%")
 
 
 def run(cfg: DataConfig) -> int:
-    """Measure the training rows at `data.path`; the sample is made when it is not there."""
-    from hetrain.data.sample import ensure_sample
+    """Measure the training rows at `data.path`; the sample is made where there is no data, and never made anew."""
     from hetrain.launch.quiet import show_our_own
 
     show_our_own()
     path = Path(cfg.path)
-    if cfg.name == "sample":
-        ensure_sample(cfg, keep=True)
+    _hold(cfg, path)
     stats = measure(path)
     rows = [_row(column) for column in stats["columns"]]
     whole = _row({"name": "all", **stats["all"]})
@@ -29,6 +29,22 @@ def run(cfg: DataConfig) -> int:
     show(HEAD, [*(rows[i] for i in sorted(largest)), whole])
     print("\n".join(_words(stats, len(rows) - len(largest), files)))
     return 0
+
+
+def _hold(cfg: DataConfig, path: Path) -> None:
+    """Keep the data there as it is while it is counted. To look at a sample of other settings must not replace it."""
+    from hetrain.data.hold import hold
+    from hetrain.data.sample import differences, ensure_sample, made_from
+    from hetrain.data.schema import is_prepared, load_schema
+
+    if cfg.name == "sample" and not is_prepared(path):
+        ensure_sample(cfg, keep=True)
+        return
+    hold(path)
+    if cfg.name == "sample" and (there := load_schema(path).made_from) != made_from(cfg):
+        other = f"a sample of other settings ({differences(there, made_from(cfg))})"
+        what = other if there.get("kind") == "sample" else "a data set that is no sample"
+        logger.warning("data.path=%s: holds %s, which is counted as it is", path, what)
 
 
 def _row(column: Stats) -> tuple[str, ...]:

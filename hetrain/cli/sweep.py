@@ -4,14 +4,15 @@ import csv
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hetrain.cli.table import show
 from hetrain.cli.trainable import check_trainable
 from hetrain.config import RunConfig
-from hetrain.config.compose import compose, expand, parse
+from hetrain.config.compose import compose_passing_over, expand, parse
+from hetrain.config.unread import Unread, keys_read
 from hetrain.errors import ConfigError, HetrainError
 from hetrain.launch.job import Job
 from hetrain.launch.quiet import quiet_third_parties
@@ -31,6 +32,7 @@ class SweepJob:
     swept: dict[str, str]
     config: RunConfig | None = None  # None: it cannot run
     folder: Path | None = None
+    passed_over: list[Unread] = field(default_factory=list)  # swept settings that mean nothing in this job
     error: HetrainError | None = None
     state: str = "not started"  # or finished, interrupted, failed
 
@@ -52,6 +54,8 @@ def run(verb: str, overrides: Sequence[str], folders: Sequence[Path]) -> int:
     for job in jobs:
         if job.error is not None:
             print(f"job {job.number} ({_label(job)}) cannot run: {job.error}", file=sys.stderr)
+        for setting in job.passed_over:
+            print(f"job {job.number} ({_label(job)}) passes over {setting.named} {setting.why}", file=sys.stderr)
     for job in jobs:
         if job.config is not None:
             print(f"\njob {job.number} of {len(jobs)}: {_label(job)} -> {job.folder}", flush=True)
@@ -76,21 +80,33 @@ def _jobs(overrides: Sequence[str], folders: Sequence[Path]) -> list[SweepJob]:
     combinations = expand(overrides)
     lines = [dict(line.lstrip("+").partition("=")[::2] for line in lines) for lines in combinations]
     swept = [key for key in lines[0] if len({line[key] for line in lines}) > 1] if lines else []
-    jobs = []
-    for number, (combination, values) in enumerate(zip(combinations, lines, strict=True)):
-        job = SweepJob(number, {key: values[key] for key in swept})
-        try:
-            config = compose(combination, folders)
-            check_trainable(config)
-            job.config = config
-        except ConfigError as error:
-            job.error, job.state = error, "failed"
-        jobs.append(job)
+    jobs = [SweepJob(number, {key: values[key] for key in swept}) for number, values in enumerate(lines)]
+    _compose(jobs, combinations, folders)
     runs = next((job.config.runs for job in jobs if job.config is not None), None)
     if runs is not None:
         place = "multirun" if runs == RunConfig().runs else runs
         _claim(Path(place) / time.strftime("%Y-%m-%d_%H-%M-%S"), jobs)
     return jobs
+
+
+def _compose(jobs: Sequence[SweepJob], combinations: Sequence[Sequence[str]], folders: Sequence[Path]) -> None:
+    """Every job's config, or why it cannot run.
+
+    A setting that some jobs read is passed over by those where it means nothing, so that modes can be compared in one
+    sweep; where no job reads it, it is a mistake.
+    """
+    read: set[str] = set()
+    for _ in range(2):  # what the others read is known the second time
+        for job, combination in zip(jobs, combinations, strict=True):
+            if job.config is not None:
+                continue
+            try:
+                config, job.passed_over = compose_passing_over(combination, folders, read)
+                check_trainable(config)
+                job.config, job.error, job.state = config, None, "not started"
+            except ConfigError as error:
+                job.error, job.state = error, "failed"
+        read |= {key for job in jobs if job.config is not None for key in keys_read(job.config)}
 
 
 def _claim(parent: Path, jobs: Sequence[SweepJob]) -> None:

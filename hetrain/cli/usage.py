@@ -32,8 +32,11 @@ options
   --help             this text
   --keys             all keys of the verb, with types, defaults and meaning
   --cfg job          print the resolved config as YAML and stop
-  -m, --multirun     one job for each value of a swept key: KEY=a,b,c, KEY=choice(a,b), KEY=range(0,3)
   --config-dir DIR   your own configs, searched before ours: DIR/GROUP/NAME.yaml, DIR/experiment/NAME.yaml
+"""
+
+SWEEPS = """\
+  -m, --multirun     one job for each value of a swept key: KEY=a,b,c, KEY=choice(a,b), KEY=range(0,3)
 """
 
 EXITS = """\
@@ -66,7 +69,7 @@ most used keys
   store.index=array              all rows in memory; hash: those seen, for tables far larger than memory (het)
   model.embedding_dim=16         width of a row, a multiple of 4
   comms=none|fp16|bf16|int8|dct  in what form values travel; comms.dense, comms.rows, ... path by path
-  planner=torchrec|hierarchical  and others: which rank holds which rows; planner.plan=FILE: a plan made before
+  planner=torchrec|hierarchical  and others: which rank holds which rows; planner.plan=FOLDER: a plan made before
   launch.nproc=2                 workers on this machine; null: one per GPU, else 2; cluster.servers=1 adds a server
   launch.max_restarts=0          times a run whose process died goes on from its last checkpoint (checkpoint.every=N)
   name=NAME                      run folder in runs=DIR; the same name goes on from its last checkpoint
@@ -84,7 +87,12 @@ examples
     "eval": """\
 usage: hetrain eval run=runs/NAME [checkpoint=best|last|step_N] [split=test|validation|train] [KEY=VALUE ...]
 
-AUC, logloss and normalized entropy of a run's checkpoint, with the config that the run saved.
+AUC, logloss and normalized entropy of a run's checkpoint, with the config that the run saved, as JSON.
+
+keys
+  run=runs/NAME      the folder that a training left
+  checkpoint=step_N  or last, or best (on validation); left out: the one whose figures summary.json has
+  split=test         or validation, train; left out: test
 
 examples
   hetrain eval run=runs/first
@@ -95,6 +103,12 @@ examples
 usage: hetrain predict run=runs/NAME out=FILE.parquet [checkpoint=best|last|step_N] [split=test] [KEY=VALUE ...]
 
 Writes label and predicted probability of every example of a split, in the data set's order.
+
+keys
+  run=runs/NAME      the folder that a training left
+  out=FILE           .parquet or .csv, written over where it is there
+  checkpoint=step_N  or last, or best (on validation); left out: the one whose figures summary.json has
+  split=test         or validation, train; left out: test
 
 examples
   hetrain predict run=runs/first out=scores.parquet
@@ -121,7 +135,8 @@ usage: hetrain stats [data=NAME] [data.path=DIR] [options]
 
 Counts the ids of the training rows, streaming: per column rows, distinct ids, missing ones, the share of lookups of the
 hottest ids, distinct ids of a batch, and what caches of rows would answer. Leaves stats.json and stats.html beside
-the data; `hetrain plan` reads the first. Memory: 4 bytes per row of all tables.
+the data; `hetrain plan` reads the first. Memory: 4 bytes per row of all tables. Data that is there is counted as it is;
+the sample is made where there is none.
 
 examples
   hetrain stats
@@ -167,11 +182,13 @@ Exit code 1 when training cannot run here.
 }
 
 
-SHOWN = {
+SHOWN = {  # config groups that a verb is about
     "train": (*GROUPS, EXPERIMENT),
+    "eval": ("data", "launch"),
+    "predict": ("data", "launch"),
     "prepare": ("data",),
     "stats": ("data",),
-    "plan": ("planner", "cluster", "model", "optimizer", "consistency", "data", EXPERIMENT),
+    "plan": ("planner", "cluster", "model", "optimizer", "consistency", "comms", "launch", "data", EXPERIMENT),
 }
 
 
@@ -179,12 +196,24 @@ def verb_help(verb: str, folders: Sequence[Path]) -> str:
     """The text of `hetrain VERB --help`."""
     if verb == "doctor":
         return VERBS[verb]
-    shown = SHOWN.get(verb, ())
+    return f"{VERBS[verb]}\n{_groups(verb, folders)}\n{OPTIONS}{SWEEPS if verb == 'train' else ''}\n{EXITS}"
+
+
+def _groups(verb: str, folders: Sequence[Path]) -> str:
+    """The config groups that the verb is about, with their options, and the others, which it takes as well."""
+    shown = SHOWN[verb]
     lines = [_wrapped(group, group_options(group, folders)) for group in shown]
-    groups = "\n".join(["config groups (GROUP=NAME; +experiment=NAME)", *lines, "", ""]) if lines else ""
-    return f"{VERBS[verb]}\n{groups}{OPTIONS}\n{EXITS}"
+    others = [group for group in (*GROUPS, EXPERIMENT) if group not in shown]
+    if others:
+        why = "over the run's own" if verb in ("eval", "predict") else "of which only what they say of data counts"
+        lines.append(_filled(f"  also taken, {why}: {', '.join(others)}"))
+    return "\n".join(["config groups (GROUP=NAME; +experiment=NAME)", *lines, ""])
 
 
 def _wrapped(group: str, options: Sequence[str]) -> str:
     """A group and its options, in lines of the width of a screen."""
-    return textwrap.fill(f"  {group:<13}{', '.join(options)}", 118, subsequent_indent=" " * 15, break_on_hyphens=False)
+    return _filled(f"  {group:<13}{', '.join(options)}")
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 118, subsequent_indent=" " * 15, break_on_hyphens=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 from hetrain.capacity import parse_capacity
 from hetrain.config.comms import comms_findings
 from hetrain.config.schema import ClusterConfig, LaunchConfig, RunConfig
+from hetrain.config.unread import unread
 from hetrain.errors import ConfigError
 
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
@@ -33,13 +34,16 @@ STORE_SHARDING = ("table_wise", "row_wise")
 SPLITS = ("train", "validation", "test")
 
 
-def check(cfg: RunConfig) -> None:
-    """Raise ConfigError when `cfg` cannot run."""
+def check(cfg: RunConfig, *, strict: bool = False) -> None:
+    """Raise ConfigError when `cfg` cannot run. `strict`: settings without effect are refused as well."""
     parts = (
         *(_run, _data, _model, _optimizer, _planner, _constraints, _consistency, _cluster),
         *(_comms, _launch, _train, _checkpoint, _store),
     )
     found = [finding for part in parts for finding in part(cfg)]
+    for setting in unread(cfg) if strict else ():
+        if not any(finding.startswith(f"{setting.key}=") for finding in found):  # one finding per key
+            found.append(str(setting))
     if len(found) == 1:
         raise ConfigError(found[0])
     if found:

@@ -4,7 +4,7 @@ Hydra and OmegaConf are imported late: `hetrain --help` needs neither.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hetrain.config.checks import check
 from hetrain.config.schema import RunConfig
 from hetrain.config.schema_keys import OPEN, check_key, expected, is_section, schema_keys
+from hetrain.config.unread import Unread, passing_over
 from hetrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def config_folders(user: str | None) -> list[Path]:
 
 def group_options(group: str, folders: Sequence[Path]) -> list[str]:
     """Names that GROUP=NAME accepts."""
-    return sorted({file.stem for folder in folders for file in (folder / group).glob("*.yaml")})
+    files = (file for folder in folders for file in (folder / group).glob("*.yaml") if file.is_file())
+    return sorted({file.stem for file in files})
 
 
 def quoted(argument: str) -> str:
@@ -106,8 +108,24 @@ def compose(arguments: Sequence[str], folders: Sequence[Path], base: Path | None
     """The checked config of one run.
 
     base: a run's saved config.yaml to start from in place of ours; groups named on the command line are laid over it.
-    Raises ConfigError naming the key, what was expected and what is allowed.
+    Raises ConfigError naming the key, what was expected and what is allowed; a setting without effect is refused too,
+    unless it may be one of `base`.
     """
+    cfg = _composed(arguments, folders, base)
+    check(cfg, strict=base is None)
+    return cfg
+
+
+def compose_passing_over(
+    arguments: Sequence[str], folders: Sequence[Path], keys: Collection[str]
+) -> tuple[RunConfig, list[Unread]]:
+    """As `compose`, with those of `keys` that would have no effect at their defaults, and what they were set to."""
+    cfg, passed = passing_over(_composed(arguments, folders), keys)
+    check(cfg, strict=True)
+    return cfg, passed
+
+
+def _composed(arguments: Sequence[str], folders: Sequence[Path], base: Path | None = None) -> RunConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -121,7 +139,6 @@ def compose(arguments: Sequence[str], folders: Sequence[Path], base: Path | None
         except OmegaConfBaseException as error:
             raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
     assert isinstance(cfg, RunConfig)
-    check(cfg)
     return cfg
 
 
@@ -214,6 +231,14 @@ def _readable_errors(overrides: "Sequence[Override]") -> Iterator[None]:
         raise _explained(error, overrides) from None
     except YAMLError as error:
         raise ConfigError(f"a config file is not valid YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"a config file among {_files(overrides)} is no UTF-8 text: {error}") from None
+
+
+def _files(overrides: "Sequence[Override]") -> str:
+    """The group options and experiments that were asked for."""
+    asked = [o for o in overrides if o.key_or_group in (*GROUPS, EXPERIMENT) and isinstance(o.value(), str)]
+    return ", ".join(f"{override.key_or_group}/{override.value()}" for override in asked) or "those of the defaults"
 
 
 def _explained(error: BaseException, overrides: "Sequence[Override]") -> ConfigError:
@@ -240,8 +265,14 @@ def _explained(error: BaseException, overrides: "Sequence[Override]") -> ConfigE
     if isinstance(cause, ValidationError | KeyValidationError | ConfigTypeError) and key in schema_keys():
         given = [str(override.input_line) for override in overrides if override.key_or_group == key]
         value = re.search(r"Value '(.*?)'", str(cause))
-        shown = given[-1] if given else f"{where}{key}={value.group(1) if value else '?'}"
+        shown = given[-1] if given else f"{where}{key}={value.group(1)}" if value else f"{where}{key}"
         return ConfigError(f"{shown}: {key} must be {expected(key)}.")
+    if merge := re.search(r"Merge error: (\w+) is not a subclass of (\w+)\. value: (.*)", str(cause or error)):
+        found, schema, shown = merge.groups()
+        section = next((key for key, kind in schema_keys().items() if getattr(kind, "__name__", "") == schema), schema)
+        return ConfigError(f"{where}{section} is {shown}, of type {found}: expected {expected(section)}.")
+    if isinstance(cause, ValidationError) and cause.full_key:  # a key of a mapping's value
+        return ConfigError(f"{where}{cause.full_key}: {str(cause).splitlines()[0]}.")
     text = " ".join(line.strip() for line in str(cause or error).splitlines() if line.strip())
     return ConfigError(where + text)
 

@@ -60,9 +60,15 @@ def expected(key: str) -> str:
         (item,) = typing.get_args(kind)
         return "a list, each item " + WORDS.get(item, str(item))
     if origin is dict:
-        left, right = (WORDS.get(part, str(part)) for part in typing.get_args(kind))
+        left, right = (_in_words(part) for part in typing.get_args(kind))
         return f"a mapping as in {{KEY: VALUE}}, each KEY {left}, each VALUE {right}"
     return WORDS.get(typing.cast(type, kind), "another value")
+
+
+def _in_words(kind: Any) -> str:
+    if dataclasses.is_dataclass(kind):
+        return "a mapping with some of the keys " + ", ".join(field.name for field in dataclasses.fields(kind))
+    return WORDS.get(kind, str(kind))
 
 
 def children(section: str) -> list[str]:

@@ -26,6 +26,7 @@ def async_report(
             "predicted": None if memory is None else memory.as_dict(),
             "worker_rss_max": peak_rss(),
             "owner_rows_max": found.get("owner_rows_max"),
+            "residue_max": sum(group.residue.bytes_max for group in groups if group.residue is not None),
         },
     }
 

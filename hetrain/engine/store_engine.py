@@ -304,6 +304,7 @@ class StoreEngine:
         """Cache counters of this rank, the staleness it saw, and the updates its reads missed in audit rounds."""
         counters = [asdict(part.cache.counters) for part in self._groups]
         cache = {name: sum(c[name] for c in counters) for name in counters[0]}
+        residues = [part.cache.residue for part in self._groups if part.cache.residue is not None]
         observed = [x.observed_staleness_max for part in self._groups for x in (part.cache, part.owner)]
         return {
             "cache": {"capacity_rows": sum(part.capacity_rows for part in self._groups), **cache},
@@ -315,5 +316,6 @@ class StoreEngine:
                 "predicted": None if self.memory is None else self.memory.as_dict(),
                 "worker_rss_max": peak_rss(),
                 "owner_rows_max": sum(part.owner.memory.nbytes_used for part in self._groups),
+                "residue_max": sum(residue.bytes_max for residue in residues),
             },
         }

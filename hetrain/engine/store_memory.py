@@ -15,6 +15,7 @@ from hetrain.optim import RowOptimizer
 from hetrain.planner.plan import Plan
 from hetrain.store.capacity import GIB, PredictedMemory, predicted_memory
 from hetrain.store.owner_columns import owner_columns
+from hetrain.store.residue import residue_bytes
 from hetrain.store.row_memory import available_bytes
 from hetrain.store.space import Placement, row_spaces
 from hetrain.tables import Table
@@ -32,7 +33,7 @@ class StoreMemory:
 
     def on_host(self, ranks: Sequence[int], *, slots: bool, rows: bool) -> int:
         """What `ranks` need; `slots`, `rows`: whether the caches', and the owners', lie in the host's memory."""
-        worker = self.most.index + (self.most.cache if slots else 0)
+        worker = self.most.index + (self.most.cache + self.most.residue if slots else 0)
         computing = sum(rank < self.workers for rank in ranks)
         return computing * worker + (sum(self.rows_at_start[rank] for rank in ranks) if rows else 0)
 
@@ -42,6 +43,7 @@ class StoreMemory:
         return {
             "cache_max": most.cache,
             "index_max": most.index,
+            "residue_max": most.residue,
             "owner_at_start_max": most.rows_at_start,
             "row_seen": list(most.row_seen),
             "words": str(most),
@@ -70,9 +72,15 @@ def store_memory(
         [rows[largest] for rows in owned],
         row_bytes,
         settings.index,
+        sum(residue_bytes(space.rows, space.dim) for space in spaces) if _has_rests(settings) else 0,
     )
     at_start = tuple(by_rank) if settings.index == "array" else (0,) * world_size
     return StoreMemory(most, at_start, workers, sum(kept))
+
+
+def _has_rests(settings: StoreSettings) -> bool:
+    """Whether workers push rows that have no slot to hold back a rest in."""
+    return settings.dct is not None and not settings.held_back
 
 
 def _row_bytes(dim: int, optimizer: RowOptimizer, settings: StoreSettings, workers: int) -> int:
@@ -105,7 +113,7 @@ def check_memory(
     if have is not None and need > have:
         raise _too_little(memory, tables, settings, where, need, have)
     if device.type == "cuda" and rank < memory.workers:
-        need = memory.most.cache + (0 if rows_on_cpu else memory.rows_at_start[rank])
+        need = memory.most.cache + memory.most.residue + (0 if rows_on_cpu else memory.rows_at_start[rank])
         have = torch.cuda.mem_get_info(device)[0]
         if need > have:
             raise _too_little(memory, tables, settings, f"a process on {device}", need, have)
@@ -116,13 +124,14 @@ def _too_little(
 ) -> ConfigError:
     table = max(tables, key=lambda t: t.rows * t.dim)
     hashed = "" if settings.index == "hash" else "set store.index=hash to hold only the rows seen, "
+    rests = "set comms.rows to another option than dct, " if memory.most.residue else ""
     more = "more machines" if settings.servers == 0 else "more machines for cluster.servers"
     return ConfigError(
         f"consistency.cache.capacity={settings.capacity}, store.index={settings.index}: {where} would need "
         f"{need / GIB:.2f} GiB and can have {have / GIB:.2f} GiB: {memory.most}. A cache keeps {memory.kept:,} rows; "
         f"the largest table is {table.name!r} with {table.rows:,} rows of {table.dim} values. Lower "
-        f"consistency.cache.capacity (a share, rows, or memory such as 512MiB), {hashed}make model.embedding_dim "
-        f"smaller, or use {more} or fewer ranks on each (launch.nproc)."
+        f"consistency.cache.capacity (a share, rows, or memory such as 512MiB), {rests}{hashed}make "
+        f"model.embedding_dim smaller, or use {more} or fewer ranks on each (launch.nproc)."
     )
 
 

@@ -134,6 +134,16 @@ def cause(folder: Path, roles: Roles, exit_codes: dict[int, int], after_death: s
     return RankError(f"{what}{after_death}", 1, what, may_pass=True)
 
 
+def not_ended(ranks: Iterable[int], roles: Roles, timeout_s: float, complete: str = "") -> RankError:
+    """The error of ranks that were still there when others had long done their part, and were killed for it.
+
+    complete: a sentence on what is there all the same.
+    """
+    what = f"{' and '.join(roles.name(rank) for rank in sorted(ranks))} did not end for launch.timeout_s={timeout_s:g}"
+    text = f"{what} after the others had done their part, and had to be killed: stopped, or stuck.{complete}"
+    return RankError(text, TrainingError.exit_code, what, may_pass=True)
+
+
 def _shown(failure: Failure, roles: Roles) -> RankError:
     name = roles.name(failure.rank)
     if failure.lost_peer and "gloo" in _in_short(failure):  # where it was when the connection broke explains nothing

@@ -15,9 +15,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from hetrain.errors import ConfigError
-from hetrain.launch import failures
+from hetrain.launch import failures, last_rank
 from hetrain.launch.job import Job
 from hetrain.launch.job_folder import job_folder
+from hetrain.launch.last_rank import LastRank
 from hetrain.launch.rank_environment import (
     RankEnvironment,
     check_machines,
@@ -98,6 +99,7 @@ def _local(job: Job, worker: Worker) -> int:
                     raise
                 job = restarts.after(error)
                 failures.forget(Path(name))
+                last_rank.forget(Path(name))
 
 
 def _once(
@@ -111,8 +113,11 @@ def _once(
     job.write(path)
     logging.disable(logging.CRITICAL)  # the failing rank's own error is shown in place of the launcher's reports
     try:
-        results = elastic_launch(settings, worker)(str(path))
+        with LastRank(folder, job.config.launch.timeout_s) as last:
+            results = elastic_launch(settings, worker)(str(path))
     except ChildFailedError as error:
+        if last.killed and not any(folder.glob("rank*.json")):
+            raise failures.not_ended(last.killed, roles, job.config.launch.timeout_s, _complete(job)) from None
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         told = any(folder.glob("rank*.json"))
         if told or not stopped:
@@ -123,6 +128,14 @@ def _once(
     # A signal that came when there was nothing left to train has stopped nothing.
     number = max((result or 0 for result in results.values()), default=0)
     return 128 + (stopped[0] if stopped else number) if number else 0
+
+
+def _complete(job: Job) -> str:
+    """What is there all the same, where the ranks came to the end of a training."""
+    from hetrain.training.run_folder import has_ended
+
+    folder = Path(job.config.runs) / str(job.config.name)
+    return f" The run is complete: {folder}/summary.json." if job.verb == "train" and has_ended(folder) else ""
 
 
 def _goes_on(job: Job) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hetrain.launch import failures
 from hetrain.launch.job import Job
+from hetrain.launch.last_rank import note_begun, note_done
 from hetrain.launch.orphans import end_with_parent
 from hetrain.launch.quiet import quiet_third_parties, show_our_own
 from hetrain.launch.rank_environment import (
@@ -32,12 +33,15 @@ def run_rank(path: str) -> int:
     environment = read_environment(os.environ)
     assert environment is not None, "the launcher sets RANK"
     places: list[str] = []
+    note_begun(folder, environment.rank)
     try:
         if (folder / STOP_FILE).exists():
             sys.exit(128 + signal.SIGINT)
         job = Job.read(Path(path))
         places = job.places
-        return perform(job, environment)
+        stopped = perform(job, environment)
+        note_done(folder, environment.rank)
+        return stopped
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:  # noqa: BLE001 - the launcher shows it

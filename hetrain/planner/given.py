@@ -10,13 +10,15 @@ from hetrain.planner.request import engine_of
 from hetrain.roles import Roles
 from hetrain.tables import Table
 
+PLAN = "plan.json"
 MODES = {"torchrec": "bsp", "store": "het, ssp or asp"}
 
 
 def given_plan(file: str, mode: str, tables: Sequence[Table], roles: Roles) -> Plan:
-    """The plan in `file` (planner.plan), for consistency.mode `mode`, these tables and these ranks.
+    """The plan in `file` (planner.plan) for consistency.mode `mode`, these tables and these ranks.
 
-    Raises ConfigError when it cannot be read, or is for another engine, other ranks or other tables.
+    A folder stands for the plan.json in it. Raises ConfigError when it cannot be read, or is for another engine, other
+    ranks or other tables.
     """
     plan = _read(Path(file))
     engine = engine_of(mode)
@@ -44,9 +46,11 @@ def given_plan(file: str, mode: str, tables: Sequence[Table], roles: Roles) -> P
 
 
 def _read(file: Path) -> Plan:
-    remedy = "expected plan.json of a run's folder or of `hetrain plan`."
+    remedy = "expected plan.json of a run's folder or of `hetrain plan`, or that folder."
     try:
-        held = read_json(file)
+        if file.is_dir() and not (file / PLAN).is_file():
+            raise ConfigError(f"planner.plan={file}: is a folder without {PLAN}; {remedy}")
+        held = read_json(file / PLAN if file.is_dir() else file)
     except OSError as error:
         raise ConfigError(f"planner.plan={file}: cannot be read ({error.strerror}); {remedy}") from error
     except ValueError as error:

@@ -47,6 +47,20 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     return min(found, key=lambda layout: layout.slowest, default=None), bound
 
 
+def fits(menu: Menu) -> bool:
+    """Whether `search` finds a plan, without making it a good one; of very many tables, whether it finds one soon."""
+    bound = lower_bound(menu)
+    if not bound.feasible:
+        return False
+    packing = Packing(menu)
+    if next(_chosen(packing, bound.ms), None) is not None:
+        return True
+    if len(menu.loads) > LARGE:
+        return False
+    relaxed = packing.pack(mean, max(bound.ms, 1e-9), packing.least_everywhere, max(bound.ms, 1e-9))
+    return next(_built(menu, _spent(menu, relaxed, bound.ms), bound.ms), None) is not None
+
+
 def _spent(menu: Menu, relaxed: Relaxed, ms: float) -> Floats:
     """Milliseconds of all ranks that a cut costs, and what its memory is worth in them [C, O]."""
     everywhere, hbm, ddr = relaxed.prices

@@ -104,7 +104,8 @@ class Rebuilder:
             if draw.random() < 0.3:
                 tables.add(int(draw.integers(len(layout.places))))
             else:
-                tables.add(int(draw.choice(on_rank(layout, int(draw.integers(layout.world))))))
+                held = on_rank(layout, int(draw.integers(layout.world)))
+                tables.update([int(draw.choice(held))] if len(held) else [])  # a rank may hold nothing
         size = {t: layout.of(t).cost * draw.uniform(0.5, 1.5) for t in sorted(tables)}
         return sorted(size, key=lambda t: -size[t])
 

@@ -13,7 +13,9 @@ from hetrain.planner.cluster import GIB, Cluster
 from hetrain.planner.given import given_plan
 from hetrain.planner.host_memory import host_memory
 from hetrain.planner.machines import NVIDIA, machines_of
+from hetrain.planner.misfit import MisfitError
 from hetrain.planner.plan import Plan
+from hetrain.planner.remedies import MORE_HOSTS, MORE_PROCESSES, MORE_SERVERS, Ways
 from hetrain.planner.request import loads_of, planned_for
 from hetrain.planner.torchrec_planner import plan_of, sharding_plan, store_plan
 from hetrain.ranks import Ranks
@@ -32,9 +34,23 @@ def run_plan(
     rank when it cannot be trained, or none fits.
     """
     made: list[tuple[Plan, dict[str, Any]]] = []
-    ranks.together(lambda: made.append(_plan(cfg, schema, tables, ranks, device)) if ranks.first else None)
+
+    def make() -> None:
+        try:
+            made.append(_plan(cfg, schema, tables, ranks, device))
+        except MisfitError as error:
+            error.ways = _ways(cfg)
+            raise
+
+    ranks.together(lambda: make() if ranks.first else None)
     found: tuple[Plan, dict[str, Any]] = ranks.gather(made[0] if made else None)[0]
     return found
+
+
+def _ways(cfg: RunConfig) -> Ways:
+    """What can be changed where nothing fits: the machines are those that train."""
+    more = MORE_HOSTS if cfg.planner.memory_gib is None else MORE_PROCESSES
+    return Ways(MORE_SERVERS if cfg.cluster.servers else more, reserve=cfg.cluster.reserve, embedding_dim=True)
 
 
 def _plan(

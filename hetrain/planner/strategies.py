@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from typing import Literal
 
 from hetrain.errors import ConfigError
+from hetrain.planner import hierarchical
 from hetrain.planner.assemble import assemble
 from hetrain.planner.bound import lower_bound
 from hetrain.planner.cluster import Cluster
-from hetrain.planner.hierarchical import search
-from hetrain.planner.menu import make_menu
-from hetrain.planner.misfit import misfit
+from hetrain.planner.menu import Menu, make_menu
+from hetrain.planner.misfit import MisfitError
 from hetrain.planner.options import Options
+from hetrain.planner.place import Layout
 from hetrain.planner.plain import lay_out
 from hetrain.planner.planned import Planned
+from hetrain.planner.remedies import OURS, Case
 from hetrain.planner.store_prices import StorePrices
 from hetrain.planner.torchrec_prices import TorchRecPrices
 from hetrain.planner.workload import TableLoad
@@ -44,19 +46,37 @@ def make_plan(
     """
     if strategy not in STRATEGIES:
         raise ConfigError(f"planner.name={strategy}: expected one of {', '.join(STRATEGIES)}.")
-    options = options or Options()
-    prices = (TorchRecPrices if engine == "torchrec" else StorePrices)(cluster, batch_size)
-    menu = make_menu(loads, cluster, prices.cuts, options)
-    if strategy == "hierarchical":
-        found, bound = search(menu)
-        if found is None:
-            raise misfit(menu, options, batch_size, engine)
-        layout = found
+    case = Case(strategy, tuple(loads), cluster, engine, batch_size, options or Options())
+    menu = _menu(case)
+    if strategy == OURS:
+        found, bound = hierarchical.search(menu)
+        layout, left = (found, -1) if found is not None else _by_memory(menu, case.options)
     else:
-        layout, left = lay_out(strategy, menu, options)
-        if left >= 0:
-            raise misfit(menu, options, batch_size, engine, left)
+        layout, left = lay_out(strategy, menu, case.options)
         bound = lower_bound(menu)
+    if left >= 0:
+        raise MisfitError(case, menu, fits, left if strategy != OURS else -1)
     planned = assemble(layout, bound, engine)
     planned.plan.check([load.table for load in loads])
     return planned
+
+
+def fits(case: Case) -> bool:
+    """Whether `make_plan` has a plan for `case`."""
+    try:
+        menu = _menu(case)
+    except ConfigError:  # a table that can be cut in no way
+        return False
+    if case.strategy != OURS:
+        return lay_out(case.strategy, menu, case.options)[1] < 0
+    return _by_memory(menu, case.options)[1] < 0 or hierarchical.fits(menu)
+
+
+def _menu(case: Case) -> Menu:
+    prices = (TorchRecPrices if case.engine == "torchrec" else StorePrices)(case.cluster, case.batch_size)
+    return make_menu(case.loads, case.cluster, prices.cuts, case.options)
+
+
+def _by_memory(menu: Menu, options: Options) -> tuple[Layout, int]:
+    """What finds a place where the search does not: by memory alone."""
+    return lay_out("memory_optimized", menu, options)

@@ -29,7 +29,8 @@ def find(given: str, folders: Sequence[Path]) -> Path:
     file = Path(given)
     if file.suffix in FORMATS:
         if not file.is_file():
-            raise ConfigError(f"plan.tables={given}: there is no such file.")
+            what = "is a folder, not a file" if file.is_dir() else "there is no such file"
+            raise ConfigError(f"plan.tables={given}: {what}.")
         return file
     shipped = {path.stem: path for folder in reversed(folders) for path in sorted((folder / "tables").glob("*.yaml"))}
     if given in shipped:

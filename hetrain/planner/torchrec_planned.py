@@ -43,7 +43,7 @@ def _search(cfg: RunConfig, loads: Sequence[TableLoad], owners: Cluster) -> Plan
         *(owners.kind, owners.world_size, owners.ranks_per_node, owners.device_bytes),
         *(speed, owners.intra_gb_s, owners.inter_gb_s),
     )
-    asked = Asked(devices, {load.table.name: load.poolings for load in loads}, "cluster.nodes")
+    asked = Asked(devices, {load.table.name: load.poolings for load in loads})
     device, batch = torch.device(owners.kind), cfg.train.batch_size
     if cfg.consistency.mode != "bsp":
         return store_plan(tables, cfg.planner, owners.world_size, batch, device, index=cfg.store.index, asked=asked)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,9 +28,17 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from hetrain.config import PlannerConfig
 from hetrain.errors import ConfigError
-from hetrain.planner.devices import GIB, DeviceSet, device_set
+from hetrain.planner.cluster import Cluster
+from hetrain.planner.devices import DeviceSet, device_set
+from hetrain.planner.menu import make_menu
+from hetrain.planner.misfit import MisfitError
+from hetrain.planner.options import Options
 from hetrain.planner.piece import HOST, Piece
 from hetrain.planner.plan import Plan
+from hetrain.planner.remedies import OURS, TORCHREC, Case, too_many
+from hetrain.planner.strategies import Engine, fits
+from hetrain.planner.torchrec_prices import TorchRecPrices
+from hetrain.planner.workload import FLOAT_BYTES, TableLoad
 from hetrain.tables import Table
 
 BSP_TYPES = ("data_parallel", "table_wise", "row_wise")
@@ -37,19 +46,16 @@ STORE_TYPES = ("table_wise", "row_wise")
 STATE_CLASSES = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "rowwise_adagrad": RowWiseAdagrad}
 FUSED, DENSE = EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value
 BYTES_PER_MS = 1e6  # of 1 GB/s
-MORE = "launch.nproc"  # the key that gives more ranks to hold rows
-HASH = ", set store.index=hash to hold only the rows seen"
 BOUNDLESS = 1 << 60  # bytes
 EVEN: Mapping[str, Sequence[float]] = {}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Machines to plan for, the mean bag lengths of every table's features, and the key that gives more machines."""
+    """Machines to plan for, and the mean bag lengths of every table's features."""
 
     devices: DeviceSet
     poolings: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    more: str = MORE
 
 
 class BagSharder(EmbeddingBagCollectionSharder):
@@ -121,7 +127,7 @@ def sharding_plan(
     allowed = _checked_types(cfg, BSP_TYPES, "consistency=bsp", row_optimizer)
     types = allowed if world_size > 1 else ["table_wise"]
     asked = asked or Asked(device_set(world_size, device, cfg.memory_gib))
-    plan = _search(tables, row_optimizer, types, asked.devices, batch_size, asked.more, poolings=asked.poolings)
+    plan = _search(tables, row_optimizer, types, asked.devices, batch_size, "torchrec", poolings=asked.poolings)
     plan_of(plan, tables, world_size).check(tables)
     return plan
 
@@ -154,11 +160,12 @@ def store_plan(
     owners = servers or world_size
     types = types if owners > 1 else ["table_wise"]
     asked = asked or Asked(device_set(owners, torch.device("cpu") if servers else device, cfg.memory_gib))
-    devices, more = asked.devices, "cluster.servers" if servers else asked.more
-    limits: dict[str, Any] = {"remedy": HASH}
+    devices, whole = asked.devices, BOUNDLESS
     if index == "hash":
-        devices, limits = _boundless(devices), {"whole": devices.memory}
-    search = _search(tables, "rowwise_adagrad", types, devices, batch_size, more, poolings=asked.poolings, **limits)
+        devices, whole = _boundless(devices), devices.memory
+    search = _search(
+        *(tables, "rowwise_adagrad", types, devices, batch_size, "store"), whole=whole, poolings=asked.poolings
+    )
     found = plan_of(search, tables, owners)
     first = world_size - owners
     pieces = tuple(replace(piece, rank=first + piece.rank, tier=HOST) for piece in found.pieces)
@@ -220,17 +227,35 @@ def _search(
     types: Sequence[str],
     devices: DeviceSet,
     batch_size: int,
-    more: str = MORE,
+    engine: Engine,
     *,
-    remedy: str = "",
     whole: int = BOUNDLESS,
     poolings: Mapping[str, Sequence[float]] = EVEN,
 ) -> ShardingPlan:
-    """`more`: the key that gives more ranks, for the error of tables that do not fit; `remedy`: another one.
+    """Raises MisfitError when nothing fits.
 
     Tables of more than `whole` bytes are cut by rows, where that is allowed. `poolings`: mean bag lengths of a table's
     features where they are not 1.
     """
+    try:
+        return _planned(tables, row_optimizer, types, devices, batch_size, whole=whole, poolings=poolings)
+    except PlannerError as error:
+        case = _case(tables, row_optimizer, types, devices, batch_size, engine, poolings)
+        prices = TorchRecPrices(case.cluster, batch_size)
+        menu = make_menu(case.loads, case.cluster, prices.cuts, case.options)
+        raise MisfitError(case, menu, partial(_fits, row_optimizer)) from error
+
+
+def _planned(
+    tables: Sequence[Table],
+    row_optimizer: str,
+    types: Sequence[str],
+    devices: DeviceSet,
+    batch_size: int,
+    *,
+    whole: int = BOUNDLESS,
+    poolings: Mapping[str, Sequence[float]] = EVEN,
+) -> ShardingPlan:
     constraints = {
         t.name: ParameterConstraints(
             sharding_types=_cut(t, types, devices, whole),
@@ -249,10 +274,52 @@ def _search(
         debug=False,
     )
     bags: nn.Module = meta_bags(tables, row_optimizer)
+    return planner.plan(bags, [BagSharder()])
+
+
+def _case(
+    tables: Sequence[Table],
+    row_optimizer: str,
+    types: Sequence[str],
+    devices: DeviceSet,
+    batch_size: int,
+    engine: Engine,
+    poolings: Mapping[str, Sequence[float]],
+) -> Case:
+    """What was asked, as our own strategies are asked it."""
+    state = {"sgd": 0, "adagrad": FLOAT_BYTES, "rowwise_adagrad": 0}[row_optimizer]
+    by_row = FLOAT_BYTES if row_optimizer == "rowwise_adagrad" else 0
+    loads = tuple(
+        TableLoad(t, tuple(poolings.get(t.name, (1.0,) * len(t.features))), FLOAT_BYTES, by_row + state * t.dim)
+        for t in tables
+    )
+    on_gpu = devices.kind == "cuda"
+    cluster = Cluster(
+        *(devices.kind, devices.world_size // devices.ranks_per_host, devices.ranks_per_host),
+        *(devices.memory if on_gpu else 0, 0 if on_gpu else devices.memory),
+        *(devices.memory_gb_s, devices.memory_gb_s, devices.intra_host_gb_s, devices.inter_host_gb_s),
+    )
+    return Case(TORCHREC, loads, cluster, engine, batch_size, Options(tuple(types)))
+
+
+def _fits(row_optimizer: str, case: Case) -> bool:
+    """Whether there is a plan; where asking TorchRec's planner would take minutes, there is none."""
+    if case.strategy != TORCHREC:
+        return fits(case)
+    cluster, tables = case.cluster, [load.table for load in case.loads]
+    if too_many(case) or not fits(replace(case, strategy=OURS, engine="torchrec")):  # by the same prices
+        return False
+    devices = DeviceSet(
+        *(cluster.kind, cluster.world_size, cluster.ranks_per_node, cluster.device_bytes),
+        *(cluster.hbm_gb_s, cluster.intra_gb_s, cluster.inter_gb_s),
+    )
+    poolings = {load.table.name: load.poolings for load in case.loads}
+    types = case.options.sharding_types if cluster.world_size > 1 else ("table_wise",)
     try:
-        return planner.plan(bags, [BagSharder()])
-    except PlannerError as error:
-        raise _no_plan(tables, row_optimizer, types, devices, batch_size, more, remedy) from error
+        _planned(tables, row_optimizer, types, devices, case.batch_size, poolings=poolings)
+    except (PlannerError, ConfigError):
+        return False
+    return True
 
 
 def _boundless(devices: DeviceSet) -> DeviceSet:
@@ -293,45 +360,4 @@ def _topology(devices: DeviceSet) -> Topology:
             inter_host_bw=devices.inter_host_gb_s * BYTES_PER_MS,
         ),
         KernelConfig(compute_device=devices.kind, use_hardware_based_bandwidth=True),
-    )
-
-
-def _no_plan(
-    tables: Sequence[Table],
-    row_optimizer: str,
-    types: Sequence[str],
-    devices: DeviceSet,
-    batch_size: int,
-    more: str,
-    remedy: str,
-) -> ConfigError:
-    """The error for tables that do not fit: names the one that needs most of a single rank, or the batch size."""
-
-    def whole(table: Table) -> float:
-        state = {"sgd": 0, "adagrad": table.dim, "rowwise_adagrad": 1}[row_optimizer]
-        return table.rows * (table.dim + state) * 4 / GIB
-
-    def smallest(table: Table) -> float:
-        return whole(table) / (devices.world_size if "row_wise" in _types_of(table, types, devices) else 1)
-
-    table = max(tables, key=smallest)
-    has = devices.memory / GIB
-    total = sum(map(whole, tables))
-    if smallest(table) <= has and total < has * devices.world_size / 2:
-        return ConfigError(
-            f"no plan fits: all tables need {total:.2f} GiB, but with the buffers of train.batch_size={batch_size} "
-            f"examples {devices.world_size} ranks of {has:.2f} GiB each are too small. Lower train.batch_size, or "
-            f"raise {more} or planner.memory_gib"
-        )
-    if smallest(table) > has:
-        need = f"table {table.name!r} needs {smallest(table):.2f} GiB on a rank, which has {has:.2f} GiB"
-    else:
-        need = (
-            f"all tables need {total:.2f} GiB with their optimizer state and the batches' buffers, the largest "
-            f"({table.name!r}) {whole(table):.2f} GiB, and {devices.world_size} ranks have {has:.2f} GiB each"
-        )
-    allow = "" if "row_wise" in types else f", allow row_wise in planner.sharding_types (now {list(types)})"
-    return ConfigError(
-        f"no plan fits: {need}. Raise {more} or planner.memory_gib{allow}{remedy}, "
-        "make model.embedding_dim smaller or data.min_count larger"
     )

@@ -11,6 +11,9 @@ A slot of the cache costs, in bytes, per row of D values and S optimizer state v
     policy                                    lru 8, lfu 12, light_lfu 12
     index                                     hash 48 (24 to 48: its table doubles); array 0
 
+With comms.rows=dct, where nothing is held back, a worker keeps the rests of its pushes in a buffer of its own
+(hetrain/store/residue.py): per row 4 D + 60 bytes, up to 64 MiB of values for each embedding dim.
+
 The array index costs 4 bytes per row of the tables instead, whatever the capacity; `lfu` takes another 40 bytes per
 distinct count that occurs. A capacity in bytes pays for the rows kept between steps at these prices; the array index
 and the slots of the batches in flight come on top, and `predicted_memory` says so.
@@ -94,9 +97,12 @@ class PredictedMemory:
     rows_at_start: int  # of the owner with most rows
     rows_at_most: int  # of that owner, once every row was seen
     row_seen: tuple[int, ...]  # of an owner, per row seen, for each embedding dim
+    residue: int = 0  # of one worker, once full: rests that wait for rows without a slot, with comms.rows=dct
 
     def __str__(self) -> str:
         worker = f"a worker's cache takes {_gib(self.cache + self.index)} ({_gib(self.index)} of it the index)"
+        if self.residue:
+            worker += f" and what comms.rows=dct holds back up to {_gib(self.residue)}"
         if self.rows_at_start == self.rows_at_most:
             return f"{worker}, an owner's rows {_gib(self.rows_at_start)}"
         per_row = " or ".join(str(n) for n in dict.fromkeys(self.row_seen))
@@ -110,11 +116,12 @@ def predicted_memory(
     owned_rows: Sequence[int],
     row_bytes: Sequence[int],
     index: str,
+    residue: int = 0,
 ) -> PredictedMemory:
-    """What a run will need, before it allocates; every argument but `index` has an entry per embedding dim.
+    """What a run will need, before it allocates; every argument but the last two has an entry per embedding dim.
 
     `slots`: rows kept and rows of the batches in flight; `owned_rows`: of the owner with most rows;
-    `row_bytes`: of an owner's columns, per row.
+    `row_bytes`: of an owner's columns, per row; `residue`: of a worker's rests, where it has some.
     """
     hashed = index == "hash"
     row_seen = tuple(n + (HASH_ROW_BYTES + HASH_INDEX_BYTES if hashed else 0) for n in row_bytes)
@@ -125,6 +132,7 @@ def predicted_memory(
         rows_at_start=0 if hashed else at_most,
         rows_at_most=at_most,
         row_seen=row_seen,
+        residue=residue,
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hetrain.store.capacity import HASH_INDEX_BYTES
 from hetrain.store.index import HashIndex
 from hetrain.store.messages import Request
 from hetrain.store.row_codec import RowCodec
@@ -18,7 +19,18 @@ from hetrain.store.thinning import put_rest, thinned, with_waiting
 from hetrain.store.threshold import Dct, Threshold
 from hetrain.store.zeros import lazy_zeros
 
-RESIDUE_BYTES = 1 << 26  # of a worker, per embedding dim
+RESIDUE_BYTES = 1 << 26  # of values of a worker, per embedding dim
+ROW_BYTES = 4 + 8 + HASH_INDEX_BYTES  # of a row that waits, beside its values: its age, its number, the index
+
+
+def residue_rows(rows: int, dim: int) -> int:
+    """Rows that a buffer has room for, of a width group of `rows` rows."""
+    return min(rows, max(1, RESIDUE_BYTES // (4 * dim)))
+
+
+def residue_bytes(rows: int, dim: int) -> int:
+    """Bytes of that buffer when it is full."""
+    return residue_rows(rows, dim) * (4 * dim + ROW_BYTES)
 
 
 class Residue:
@@ -27,11 +39,11 @@ class Residue:
     def __init__(self, space: RowSpace, codec: RowCodec, dct: Dct, device: torch.device) -> None:
         """`device`: of the gradients."""
         self._codec, self._max_age, self.threshold = codec, dct.max_age, Threshold(dct)
-        self.capacity_rows = min(space.rows, max(1, RESIDUE_BYTES // (4 * space.dim)))
+        self.capacity_rows = residue_rows(space.rows, space.dim)
         self._value = lazy_zeros((self.capacity_rows, space.dim), torch.float32, device)
         self._rows = np.empty(self.capacity_rows, np.int64)  # of each slot used, the first ones
         self._age = np.zeros(self.capacity_rows, np.int32)  # pushes that kept something since a whole one
-        self.age_max = self._used = 0
+        self.age_max = self.bytes_max = self._used = 0
         self.clear()
 
     def clear(self) -> None:
@@ -63,6 +75,8 @@ class Residue:
             slots[new], _ = self._index.insert(rows[new], np.arange(first, self._used))
             self._rows[first : self._used] = rows[new]
             self._value[first : self._used] = 0
+            used = self._used * (4 * self._value.shape[1] + 4 + 8) + self._index.nbytes
+            self.bytes_max = max(self.bytes_max, used)
         return slots
 
     def waiting(self) -> tuple[Tensor, Tensor]:

@@ -92,6 +92,22 @@ def test_stats_are_shown_saved_and_read(folder: Path, capsys: pytest.CaptureFixt
     assert "damaged" in refused("data=criteo", "data.path=sample", *CPUS, error=DataError)
 
 
+def test_stats_look_at_the_data_there_and_never_make_it_anew(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(["stats", *SAMPLE]) == 0
+    before = {file: file.stat().st_mtime_ns for file in (folder / "sample").rglob("*.parquet")}
+    for words in (["stats", "data.path=sample"], ["stats", *SAMPLE[:1], "data.sample.rows=300"]):
+        caplog.clear()
+        capsys.readouterr()
+        assert run(words) == 0
+        assert {file: file.stat().st_mtime_ns for file in (folder / "sample").rglob("*.parquet")} == before
+        assert "of 1,600 train examples" in capsys.readouterr().out
+        asked = words[-1].partition("rows=")[2] or "200000"
+        assert f"a sample of other settings (sample.rows: 2000 there, {asked} asked for" in caplog.text
+        assert "which is counted as it is" in caplog.text
+
+
 def test_many_ranks_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "plan.tables=tables.json", *CPUS[:3], "cluster.nodes=64", "cluster.gpus_per_node=8"]) == 0
     assert len(capsys.readouterr().out.splitlines()) < 30
@@ -122,6 +138,9 @@ def test_mistakes() -> None:
     )
     wrong = refused(tables, *CPUS, "consistency=het", "planner.constraints={a: {sharding_types: [table_row_wise]}}")
     assert "table_row_wise cannot run with consistency.mode=het" in wrong
+    assert refused(tables, "planner.plan=here").startswith("planner.plan=here: expected null with `hetrain plan`")
+    (Path("folder.json")).mkdir()
+    assert refused("plan.tables=folder.json") == "plan.tables=folder.json: is a folder, not a file."
     assert "no prepared data set there" in refused("data=criteo", error=DataError)
     for verb in ("train", "stats"):
         with pytest.raises(ConfigError, match="--calibrate measures for `hetrain plan`"):

@@ -87,6 +87,20 @@ def test_mistakes_in_a_users_file_name_the_file(tmp_path: Path) -> None:
     )
     bad.write_text("name: [x\n")
     assert "bad.yaml" in refused("data=bad", user=tmp_path)
+    bad.write_text("- x\n")
+    assert refused("data=bad", user=tmp_path).startswith(
+        "in config 'data/bad': data is ['x'], of type list: expected a section with the keys name, path,"
+    )
+    bad.write_text("name: x\nsplit: 5\n")
+    assert refused("data=bad", user=tmp_path).startswith(
+        "in config 'data/bad': data.split is 5, of type int: expected a"
+    )
+    bad.write_text("name: [x]\n")
+    assert refused("data=bad", user=tmp_path) == "in config 'data/bad': data.name: data.name must be text."
+    bad.write_bytes(b"name: \xff\n")
+    assert refused("data=bad", user=tmp_path).startswith("a config file among data/bad is no UTF-8 text: 'utf-8' codec")
+    (tmp_path / "data" / "folder.yaml").mkdir()
+    assert refused("data=folder", user=tmp_path).startswith("data=folder: there is no data 'folder'.")
 
 
 MESSAGES = {
@@ -162,6 +176,9 @@ MESSAGES = {
     "launch.slow_ranks={-1: 3}": "launch.slow_ranks={-1: 3.0}: expected the ranks of workers, from 0, each with a",
     "launch.slow_ranks={a: 3}": "launch.slow_ranks={a: 3}: launch.slow_ranks must be a mapping as in {KEY: VALUE}",
     "launch.slow_ranks={1: x}": "launch.slow_ranks={1: x}: launch.slow_ranks must be a mapping as in {KEY: VALUE}",
+    "planner.constraints={C1: {columns: 8.5}}": "planner.constraints.C1.columns: Value '8.5' of type 'float'",
+    "planner.constraints=[C1]": "planner.constraints=[C1]: planner.constraints must be a mapping as in {KEY: VALUE}, "
+    "each KEY text, each VALUE a mapping with some of the keys sharding_types, tiers, columns.",
     "launch.slow_ranks=[3]": "launch.slow_ranks=[3]: launch.slow_ranks must be a mapping as in {KEY: VALUE}",
     "launch.slow_random={share: 2}": "launch.slow_random.share=2.0: expected a share between 0 and 1.",
     "launch.slow_random.factor=0.9": "launch.slow_random.factor=0.9: expected a factor of at least 1.",

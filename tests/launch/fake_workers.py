@@ -13,6 +13,7 @@ from hetrain.config import RunConfig
 from hetrain.errors import DataError, HetrainError
 from hetrain.launch import failures
 from hetrain.launch.job import Job
+from hetrain.launch.last_rank import note_begun, note_done
 from hetrain.launch.orphans import end_with_parent
 from hetrain.launch.process import process_group
 from hetrain.launch.rank_environment import read_environment
@@ -122,6 +123,17 @@ def stopped_once(path: str) -> None:
         _barrier()
 
     _as_rank(path, work)
+
+
+def stopped_at_the_end(path: str) -> None:
+    """Has done its part, as all others have, and does not end."""
+    end_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    rank, folder = int(os.environ["RANK"]), Path(path).parent
+    note_begun(folder, rank)
+    note_done(folder, rank)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def killed_then_waits(path: str) -> int | None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ import pytest
 from hetrain.config import LaunchConfig
 from hetrain.errors import CheckpointError, ConfigError, LostPeerError, SilentPeerError, TrainingError
 from hetrain.launch import failures
+from hetrain.launch.last_rank import LastRank, note_begun
 from hetrain.launch.rank_environment import check_slow_ranks
 from hetrain.roles import Roles
 from tests.launch.fake_workers import FOLDER
-from tests.launch.test_launch import ROOT, finish, worker_pids
+from tests.launch.test_launch import ROOT, finish, until, worker_pids
 
 AT_THE_START = "goes on from step 0: there is no checkpoint\n"
 
@@ -43,6 +45,37 @@ def test_a_rank_that_does_not_answer_is_ended_and_started_again(tmp_path: Path) 
     code, error = finish(start("stopped_once", tmp_path, 1, 10))
     assert code == 0, error
     assert f"hetrain: rank 1 did not answer for launch.timeout_s; restart 1 of 1 {AT_THE_START}" in error
+
+
+def test_a_rank_that_does_not_end_is_ended_in_time(tmp_path: Path) -> None:
+    code, error = finish(start("stopped_at_the_end", tmp_path, 0, 2))
+    assert code == TrainingError.exit_code
+    what = "rank 1 did not end for launch.timeout_s=2 after the others had done their part, and had to be killed"
+    assert error == f"{what}: stopped, or stuck.\n"
+
+
+def test_only_ranks_that_do_nothing_are_ended(tmp_path: Path) -> None:
+    """One that computes may still be writing its last file; a process of the same number may be another's."""
+    last, long_ago = LastRank(tmp_path, 1), time.monotonic() - 100
+    note_begun(tmp_path, 0)
+    ours = (tmp_path / "pid0").read_text()
+    stopped, waiting = subprocess.Popen(["sleep", "100"]), subprocess.Popen(["sleep", "100"])
+    stopped.send_signal(signal.SIGSTOP)
+    until(lambda: stat_of(stopped.pid)[0] == "T")
+    others = {1: f"{stopped.pid} {stat_of(stopped.pid)[19]}", 2: f"{waiting.pid} {stat_of(waiting.pid)[19]}"}
+    last._marks |= {0: (long_ago, 0.0), 1: (long_ago, 0.0), 2: (long_ago, 0.0)}
+    last._look({0: ours, 1: f"{stopped.pid} 1"})
+    assert last._marks[0][0] > long_ago
+    assert last.killed == []
+    last._done = {0}
+    last._look({0: ours, **others})
+    assert (stopped.wait(10), waiting.poll(), last.killed) == (-signal.SIGKILL, None, [1])
+    last._look({0: ours, **others})
+    assert (waiting.wait(10), last.killed) == (-signal.SIGKILL, [1, 2])
+
+
+def stat_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def test_no_more_often_than_asked(tmp_path: Path) -> None:

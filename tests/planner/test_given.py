@@ -38,6 +38,14 @@ def test_what_was_written_is_read(tmp_path):
     assert given(tmp_path, servers, "het", roles=Roles(3, 1)).world_size == 3
 
 
+def test_a_folder_stands_for_the_plan_in_it(tmp_path):
+    given(tmp_path, plan())
+    assert given_plan(str(tmp_path), "bsp", TABLES, Roles(2)).to_json() == plan()
+    (tmp_path / "plan.json").unlink()
+    with pytest.raises(ConfigError, match=r"is a folder without plan\.json; expected plan\.json of a run's folder or"):
+        given_plan(str(tmp_path), "bsp", TABLES, Roles(2))
+
+
 @pytest.mark.parametrize(
     ("held", "mode", "roles", "words"),
     [

@@ -1,5 +1,7 @@
 """TorchRec's plans: fused kernels only, blocks that train right, errors that say what to change."""
 
+import re
+
 import pytest
 import torch
 
@@ -42,15 +44,25 @@ def test_a_table_too_big_for_one_rank_is_cut_by_rows():
     assert [(p.rank, p.rows) for p in plan.of_table("C2")] == [(r, 2_532_807) for r in range(3)] + [(3, 2_532_806)]
 
 
-def test_no_plan_names_table_need_have_and_remedy():
+def test_no_plan_names_table_need_have_and_remedies_that_help():
     with pytest.raises(ConfigError) as error:
-        bsp(types=["table_wise"], memory=0.25)
-    for words in ["'C2'", "0.64 GiB", "0.25 GiB", "launch.nproc", "planner.memory_gib", "allow row_wise"]:
-        assert words in str(error.value)
+        bsp(4, types=["table_wise"], memory=0.5)
+    said = str(error.value)
+    for words in ["'C2'", "0.64 GiB", "0.50 GiB", "planner.memory_gib", "allow row_wise"]:
+        assert words in said
+    assert "(cluster.nodes=" not in said  # more ranks hold no larger tables
+    bsp(4, types=["table_wise"], memory=float(re.search(r"at least ([\d.]+)", said).group(1)))
     with pytest.raises(ConfigError) as error:
         bsp(memory=0.6)
-    for words in ["all tables need", "2 ranks have 0.60 GiB each"]:
-        assert words in str(error.value)
+    said = str(error.value)
+    for words in [
+        "and all tables 0.66 GiB of the mean rank, which has 0.60 GiB",
+        "Choose one:\n  (1) raise",
+        "(2) use 4 ranks (cluster.nodes=2)",
+    ]:
+        assert words in said
+    bsp(4, memory=0.6)
+    bsp(memory=float(re.search(r"at least ([\d.]+)", said).group(1)))
 
 
 def test_optimizer_state_counts_as_memory():
@@ -92,7 +104,7 @@ def test_servers_alone_hold_rows(servers):
     assert {p.rank for p in plan.pieces} == set(range(2, 2 + servers))
     alone = store_plan(TABLES, cfg, servers, 512, CPU)
     assert [(p.table, p.rank - 2, p.rows) for p in plan.pieces] == [(p.table, p.rank, p.rows) for p in alone.pieces]
-    with pytest.raises(ConfigError, match=r"Raise cluster\.servers or planner\.memory_gib"):
+    with pytest.raises(ConfigError, match=r"\(1\) raise planner\.memory_gib from 0\.1 to at least "):
         store_plan(TABLES, PlannerConfig("torchrec", ALL, 0.1), 2 + servers, 512, CPU, servers)
 
 
