@@ -312,7 +312,7 @@ class Cache:
     def restart(self, steps: int) -> None:
         """Nothing is held; `steps` were trained before, by whatever caches."""
         self.clear()
-        threshold = self.copies.threshold if self._residue is None else self._residue.threshold
+        threshold = self.copies.threshold if self.residue is None else self.residue.threshold
         if threshold is not None:
             threshold.restart(steps)
 

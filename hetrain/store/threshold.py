@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetrain.codec import kept
-
 NEVER = -1
 
 
@@ -54,7 +52,7 @@ class Threshold:
         settings = self.settings
         due = self._found_at == NEVER or self._steps - self._found_at >= settings.refresh_steps
         if due and self._steps >= settings.warmup_steps and values.numel():
-            most = kept(values.numel(), settings.sparsity)
+            most = max(1, round((1 - settings.sparsity) * values.numel()))
             self._value = float(torch.topk(values.abs().view(-1), most, sorted=False).values.min())
             self._found_at = self._steps
         return self._value

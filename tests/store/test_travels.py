@@ -9,6 +9,7 @@ import torch
 
 from hetrain.store import residue
 from hetrain.store.row_codec import PUSH_SCALE, RowCodec
+from hetrain.store.thinning import thinned
 from hetrain.store.threshold import Dct, Threshold
 from hetrain.telemetry import Traffic
 from tests.store.loopback import Loopback, Setup, held
@@ -200,11 +201,12 @@ def test_what_is_not_a_number_reaches_every_threshold_and_makes_none():
     """A gradient that overflowed must be seen, and must not keep the others from being pushed."""
     bad = torch.tensor([[0.0, math.nan, 0.0, 0.0]])
     threshold = Threshold(Dct(sparsity=0.75, max_age=1, refresh_steps=9, warmup_steps=0))
-    threshold.reached(torch.tensor([[1.0, -5.0, 3.0, 2.0]]))
-    assert threshold.reached(bad).tolist() == [[False, True, False, False]]
+    values, waits = torch.tensor([[1.0, -5.0, 3.0, 2.0]]), np.zeros(1, bool)
+    assert threshold.of(values) == 5
+    assert (thinned(bad, threshold.of(bad), waits) != 0).tolist() == [[False, True, False, False]]
     threshold.restart(0)
-    threshold.reached(bad)
-    assert threshold.reached(torch.tensor([[1.0, -5.0, 3.0, 2.0]])).any()
+    threshold.of(bad)
+    assert (thinned(values, threshold.of(values), waits) != 0).any()
 
 
 @pytest.mark.parametrize("capacity", [0, 12])
