@@ -46,7 +46,7 @@ class ServerEngine:
         self._row_optimizer, self._schedule, self._settings = row_optimizer, schedule, settings
         self._traffic = traffic
         world_size, rank = dist.get_world_size(group), dist.get_rank(group)
-        spaces = row_spaces(tables)
+        spaces = row_spaces(tables, plan.replicated)
         capacities = kept_rows(settings, spaces, row_optimizer)
         self._parts: list[Owned] = []
         widths: list[tuple[int, int]] = []

@@ -29,10 +29,11 @@ class StoreMemory:
     rows_at_start: tuple[int, ...]  # by rank; 0 for ranks that own none
     workers: int  # the first ranks
     kept: int  # rows of a worker's cache, all embedding dims together
+    replicas: int = 0  # of a worker: the tables it holds whole, with their gradients and optimizer state
 
     def on_host(self, ranks: Sequence[int], *, slots: bool, rows: bool) -> int:
-        """What `ranks` need; `slots`, `rows`: whether the caches', and the owners', lie in the host's memory."""
-        worker = self.most.index + (self.most.cache if slots else 0)
+        """What `ranks` need; `slots`, `rows`: whether workers' slots and replicas, and owners' rows, lie in its memory."""
+        worker = self.most.index + (self.most.cache + self.replicas if slots else 0)
         computing = sum(rank < self.workers for rank in ranks)
         return computing * worker + (sum(self.rows_at_start[rank] for rank in ranks) if rows else 0)
 
@@ -43,16 +44,20 @@ class StoreMemory:
             "cache_max": most.cache,
             "index_max": most.index,
             "owner_at_start_max": most.rows_at_start,
+            "replicas_max": self.replicas,
             "row_seen": list(most.row_seen),
-            "words": str(most),
+            "words": str(self),
         }
+
+    def __str__(self) -> str:
+        return f"{self.most}, a worker's replicated tables {size_text(self.replicas)}" if self.replicas else f"{self.most}"
 
 
 def store_memory(
     tables: Sequence[Table], plan: Plan, optimizer: RowOptimizer, settings: StoreSettings, world_size: int
 ) -> StoreMemory:
     """The prediction for engines made with these arguments. Raises ConfigError for a capacity that cannot be."""
-    spaces = row_spaces(tables)
+    spaces = row_spaces(tables, plan.replicated)
     placements = [Placement(space, plan, world_size) for space in spaces]
     kept, workers = kept_rows(settings, spaces, optimizer), world_size - settings.servers
     flying = [
@@ -72,7 +77,13 @@ def store_memory(
         settings.index,
     )
     at_start = tuple(by_rank) if settings.index == "array" else (0,) * world_size
-    return StoreMemory(most, at_start, workers, sum(kept))
+    replicas = sum(_replica_bytes(table, optimizer) for table in tables if table.name in plan.replicated)
+    return StoreMemory(most, at_start, workers, sum(kept), replicas)
+
+
+def _replica_bytes(table: Table, optimizer: RowOptimizer) -> int:
+    """Rows and gradients, the latter once more while they are summed and stepped, and optimizer state."""
+    return 4 * table.rows * (3 * table.dim + optimizer.state_width(table.dim))
 
 
 def _row_bytes(dim: int, optimizer: RowOptimizer, settings: StoreSettings, workers: int) -> int:
@@ -105,7 +116,7 @@ def check_memory(
     if have is not None and need > have:
         raise _too_little(memory, tables, settings, where, need, have)
     if device.type == "cuda" and rank < memory.workers:
-        need = memory.most.cache + (0 if rows_on_cpu else memory.rows_at_start[rank])
+        need = memory.most.cache + memory.replicas + (0 if rows_on_cpu else memory.rows_at_start[rank])
         have = torch.cuda.mem_get_info(device)[0]
         if need > have:
             raise _too_little(memory, tables, settings, f"a process on {device}", need, have)
@@ -119,7 +130,7 @@ def _too_little(
     more = "more machines" if settings.servers == 0 else "more machines for cluster.servers"
     return ConfigError(
         f"consistency.cache.capacity={settings.capacity}, store.index={settings.index}: {where} would need "
-        f"{need / GIB:.2f} GiB and can have {have / GIB:.2f} GiB: {memory.most}. A cache keeps {memory.kept:,} rows; "
+        f"{need / GIB:.2f} GiB and can have {have / GIB:.2f} GiB: {memory}. A cache keeps {memory.kept:,} rows; "
         f"the largest table is {table.name!r} with {table.rows:,} rows of {table.dim} values. Lower "
         f"consistency.cache.capacity (a share, rows, or memory such as 512MiB), {hashed}make model.embedding_dim "
         f"smaller, or use {more} or fewer ranks on each (launch.nproc)."
