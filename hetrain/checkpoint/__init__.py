@@ -1,8 +1,9 @@
 """Checkpoints: logical (tables by name), atomic (written aside, then renamed), exact.
 
 ``checkpoints/step_N/`` holds ``tables/`` (torch.distributed.checkpoint), or ``rows_R.bin`` per rank where owners keep
-only the rows seen (and ``rows_replicated.bin``: tables that every worker holds whole); ``dense.pt``; one ``rank_R.pt`` per rank with what fits only an equal layout (cache, pending
-updates, clocks, random numbers); and ``meta.json``, written last.
+only the rows seen (and ``rows_replicated.bin`` of tables that every worker holds whole); ``dense.pt``; one
+``rank_R.pt`` per rank with what fits only an equal layout (cache, pending updates, clocks, random numbers); and
+``meta.json``, written last.
 """
 
 import json

@@ -1,8 +1,9 @@
 """Rows seen, on disk: what a checkpoint holds where owners keep only the rows that training has met.
 
-Each rank writes one file of blocks, and the first another of the tables that all workers hold: a line of JSON (table, rows, widths), then ids, values and optimizer state as they
-lie in memory. Rows that are in no file are what they started as, so the checkpoint also says what that was (meta.json,
-`origin`). Blocks are read one at a time, by any number of ranks, each of which takes the rows it owns.
+Each rank writes one file of blocks, and the first another of the tables that all workers hold: a line of JSON (table,
+rows, widths), then ids, values and optimizer state as they lie in memory. Rows that are in no file are what they
+started as, so the checkpoint also says what that was (meta.json, `origin`). Blocks are read one at a time, by any
+number of ranks, each of which takes the rows it owns.
 """
 
 import json

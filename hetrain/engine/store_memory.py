@@ -13,7 +13,7 @@ from hetrain.engine.store_settings import StoreSettings, kept_rows, slot_costs
 from hetrain.errors import ConfigError
 from hetrain.optim import RowOptimizer
 from hetrain.planner.plan import Plan
-from hetrain.store.capacity import GIB, PredictedMemory, predicted_memory
+from hetrain.store.capacity import GIB, PredictedMemory, predicted_memory, size_text
 from hetrain.store.owner_columns import owner_columns
 from hetrain.store.row_memory import available_bytes
 from hetrain.store.space import Placement, row_spaces
@@ -32,7 +32,7 @@ class StoreMemory:
     replicas: int = 0  # of a worker: the tables it holds whole, with their gradients and optimizer state
 
     def on_host(self, ranks: Sequence[int], *, slots: bool, rows: bool) -> int:
-        """What `ranks` need; `slots`, `rows`: whether workers' slots and replicas, and owners' rows, lie in its memory."""
+        """What `ranks` need; `slots`, `rows`: whether slots and replicas of workers, and owners' rows, lie there."""
         worker = self.most.index + (self.most.cache + self.replicas if slots else 0)
         computing = sum(rank < self.workers for rank in ranks)
         return computing * worker + (sum(self.rows_at_start[rank] for rank in ranks) if rows else 0)
@@ -50,7 +50,8 @@ class StoreMemory:
         }
 
     def __str__(self) -> str:
-        return f"{self.most}, a worker's replicated tables {size_text(self.replicas)}" if self.replicas else f"{self.most}"
+        replicas = f", a worker's replicated tables {size_text(self.replicas)}" if self.replicas else ""
+        return f"{self.most}{replicas}"
 
 
 def store_memory(

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hetrain.config import PlannerConfig, RowOptimizerConfig, RunConfig
+from hetrain.capacity import parse_capacity
+from hetrain.config import ConsistencyConfig, PlannerConfig, RowOptimizerConfig, RunConfig
 from hetrain.data.schema import SparseColumn
 from hetrain.errors import ConfigError
 from hetrain.planner.cluster import Cluster
@@ -12,12 +13,15 @@ from hetrain.planner.measured import skew_of
 from hetrain.planner.options import Constraint, Options
 from hetrain.planner.piece import SHARDING_TYPES, TIERS
 from hetrain.planner.planned import Planned
+from hetrain.planner.replicas import all_replicated, beside_servers, by_word, check_replicas
+from hetrain.planner.store_prices import StorePrices
 from hetrain.planner.strategies import Engine, make_plan
 from hetrain.planner.workload import FLOAT_BYTES, TableLoad
 from hetrain.tables import Table, check_tables
 
 BY_COLUMNS = ("column_wise", "table_column_wise", "grid_shard")
 STORE_TYPES = ("table_wise", "row_wise")
+REPLICATED = "data_parallel"
 BOUNDLESS = 1 << 60  # bytes
 # Bytes of the row optimizer's state: of every row, and of every value of it.
 STATE = {
@@ -55,8 +59,19 @@ def loads_of(
     return loads
 
 
-def options_of(cfg: PlannerConfig, engine: Engine, mode: str, rows: RowOptimizerConfig, names: set[str]) -> Options:
-    """The limits of `planner.*`; ConfigError for what engine or row optimizer cannot train, or tables nobody knows."""
+def options_of(
+    cfg: PlannerConfig,
+    engine: Engine,
+    mode: str,
+    rows: RowOptimizerConfig,
+    names: set[str],
+    *,
+    replicas_by_price: bool = False,
+) -> Options:
+    """The limits of `planner.*`; ConfigError for what engine or row optimizer cannot train, or tables nobody knows.
+
+    `replicas_by_price`: whether the store of het replicates where that is cheaper, without a word of the user.
+    """
     unknown = sorted(set(cfg.constraints) - names)
     if unknown:
         from difflib import get_close_matches
@@ -64,11 +79,14 @@ def options_of(cfg: PlannerConfig, engine: Engine, mode: str, rows: RowOptimizer
         close = get_close_matches(unknown[0], names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"planner.constraints: there is no table {unknown[0]!r}.{hint}")
-    allowed = _trainable(engine, rows)
+    wanted = cfg.data_parallel_threshold is not None or any(
+        REPLICATED in rule.sharding_types for rule in cfg.constraints.values()
+    )
+    allowed = _trainable(engine, rows, replicas=mode == "het" and (replicas_by_price or wanted))
     for where, types in _asked(cfg):
         for kind in types:
-            if engine == "store" and kind == "data_parallel":
-                continue  # passed over: cached rows are the store's replicas
+            if engine == "store" and kind == REPLICATED and kind not in allowed:
+                continue  # passed over: it is in the list that is the default of every mode
             if kind not in allowed:
                 raise ConfigError(
                     f"{where}={list(types)}: {_why_not(kind, mode, rows)} Choose from {', '.join(allowed)}."
@@ -89,6 +107,7 @@ def options_of(cfg: PlannerConfig, engine: Engine, mode: str, rows: RowOptimizer
             name: Constraint(tuple(rule.sharding_types), tuple(rule.tiers), rule.columns)
             for name, rule in cfg.constraints.items()
         },
+        data_parallel_by_price=engine == "torchrec" or replicas_by_price,
     )
 
 
@@ -102,9 +121,26 @@ def planned_for(cfg: RunConfig, loads: Sequence[TableLoad], cluster: Cluster, ti
     if cfg.store.index == "hash":  # holds the rows seen, and nobody knows how many they will be
         owners = replace(owners, ddr_bytes=BOUNDLESS)
     names = {load.table.name for load in loads}
-    options = options_of(cfg.planner, engine, mode, cfg.optimizer.rows, names)
-    planned = make_plan(cfg.planner.name, loads, owners, engine, cfg.train.batch_size, _of_tiers(options, tiers))
-    return planned if not servers else after_workers(planned, cluster.world_size)
+    by_price = mode == "het" and not servers and _rows_travel(cfg.consistency)
+    options = options_of(cfg.planner, engine, mode, cfg.optimizer.rows, names, replicas_by_price=by_price)
+    options, batch_size = _of_tiers(options, tiers), cfg.train.batch_size
+    whole = by_word(loads, options) if servers else []  # by workers: a plan of the servers is not about those
+    owned = [load for load in loads if load not in whole]
+    if not owned:
+        raise all_replicated(len(loads))
+    planned = make_plan(cfg.planner.name, owned, owners, engine, batch_size, options)
+    if by_price and not planned.plan.pieces:  # a store without a row would have nothing to do
+        options = replace(options, data_parallel_by_price=False)
+        planned = make_plan(cfg.planner.name, owned, owners, engine, batch_size, options)
+    if servers:
+        planned = beside_servers(after_workers(planned, cluster.world_size), whole, StorePrices(cluster, batch_size))
+    check_replicas(planned.plan, mode)
+    return planned
+
+
+def _rows_travel(consistency: ConsistencyConfig) -> bool:
+    """Whether every row of a batch is fetched and pushed in its step: there prices, which know no cache, are right."""
+    return parse_capacity(consistency.cache.capacity).amount == 0 or consistency.staleness < 1
 
 
 def after_workers(planned: Planned, workers: int) -> Planned:
@@ -129,10 +165,10 @@ def _asked(cfg: PlannerConfig) -> list[tuple[str, Sequence[str]]]:
     return [("planner.sharding_types", cfg.sharding_types or []), *rules]
 
 
-def _trainable(engine: Engine, rows: RowOptimizerConfig) -> tuple[str, ...]:
-    """Sharding types that train alike whatever the plan."""
+def _trainable(engine: Engine, rows: RowOptimizerConfig, *, replicas: bool) -> tuple[str, ...]:
+    """Sharding types that train alike whatever the plan; `replicas`: whether the store may hold some."""
     if engine == "store":
-        return STORE_TYPES
+        return (REPLICATED, *STORE_TYPES) if replicas else STORE_TYPES
     return tuple(kind for kind in SHARDING_TYPES if kind not in BY_COLUMNS or rows.name != "rowwise_adagrad")
 
 
