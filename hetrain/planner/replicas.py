@@ -11,6 +11,8 @@ from hetrain.planner.planned import Planned, RankCost
 from hetrain.planner.store_prices import StorePrices
 from hetrain.planner.workload import TableLoad
 
+REPLICATED = "data_parallel"
+
 
 def check_replicas(plan: Plan, mode: str) -> None:
     """Raise ConfigError where consistency mode `mode` cannot train what a plan for the store replicates."""
@@ -36,9 +38,29 @@ def all_replicated(tables: int) -> ConfigError:
     )
 
 
-def by_word(loads: Sequence[TableLoad], options: Options) -> list[TableLoad]:
-    """The tables that the user's threshold and constraints replicate, whatever that costs."""
-    return [load for load in loads if kinds_of(load, options) == ("data_parallel",)]
+def held_by_workers(loads: Sequence[TableLoad], options: Options, prices: StorePrices, servers: int) -> list[TableLoad]:
+    """The tables that workers beside `servers` hold: what the user's threshold and constraints say, then the smallest.
+
+    Of these, where they are offered, those that take the workers (`prices`) less time than the servers, as far as
+    their memory goes; some table is left to the servers.
+    """
+    found = [load for load in loads if kinds_of(load, options) == (REPLICATED,)]
+    room = prices.cluster.device_bytes - sum(_bytes(prices, load) for load in found)
+    offered = [load for load in loads if load not in found and REPLICATED in kinds_of(load, options)]
+    for load in sorted(offered, key=lambda load: load.elements):
+        room -= _bytes(prices, load)
+        if room < 0 or len(found) + 1 == len(loads):
+            break
+        if prices.replicated(load).cost < prices.served(load, servers):
+            found.append(load)
+        else:
+            room += _bytes(prices, load)
+    return found
+
+
+def _bytes(prices: StorePrices, load: TableLoad) -> int:
+    cut = prices.replicated(load)
+    return cut.hbm + cut.ddr
 
 
 def beside_servers(planned: Planned, replicas: Sequence[TableLoad], prices: StorePrices) -> Planned:
@@ -61,7 +83,7 @@ def beside_servers(planned: Planned, replicas: Sequence[TableLoad], prices: Stor
     plan = replace(
         planned.plan,
         replicated=planned.plan.replicated | set(names),
-        sharding={**planned.plan.sharding, **dict.fromkeys(names, "data_parallel")},
+        sharding={**planned.plan.sharding, **dict.fromkeys(names, REPLICATED)},
     )
     tiers = dict(planned.tiers)
     for cut, load in zip(cuts, replicas, strict=True):

@@ -13,7 +13,7 @@ from hetrain.planner.measured import skew_of
 from hetrain.planner.options import Constraint, Options
 from hetrain.planner.piece import SHARDING_TYPES, TIERS
 from hetrain.planner.planned import Planned
-from hetrain.planner.replicas import all_replicated, beside_servers, by_word, check_replicas
+from hetrain.planner.replicas import REPLICATED, all_replicated, beside_servers, check_replicas, held_by_workers
 from hetrain.planner.store_prices import StorePrices
 from hetrain.planner.strategies import Engine, make_plan
 from hetrain.planner.workload import FLOAT_BYTES, TableLoad
@@ -21,7 +21,6 @@ from hetrain.tables import Table, check_tables
 
 BY_COLUMNS = ("column_wise", "table_column_wise", "grid_shard")
 STORE_TYPES = ("table_wise", "row_wise")
-REPLICATED = "data_parallel"
 BOUNDLESS = 1 << 60  # bytes
 # Bytes of the row optimizer's state: of every row, and of every value of it.
 STATE = {
@@ -70,7 +69,7 @@ def options_of(
 ) -> Options:
     """The limits of `planner.*`; ConfigError for what engine or row optimizer cannot train, or tables nobody knows.
 
-    `replicas_by_price`: whether the store of het replicates where that is cheaper, without a word of the user.
+    `replicas_by_price`: whether the store of het may replicate without a word of the user.
     """
     unknown = sorted(set(cfg.constraints) - names)
     if unknown:
@@ -121,21 +120,26 @@ def planned_for(cfg: RunConfig, loads: Sequence[TableLoad], cluster: Cluster, ti
     if cfg.store.index == "hash":  # holds the rows seen, and nobody knows how many they will be
         owners = replace(owners, ddr_bytes=BOUNDLESS)
     names = {load.table.name for load in loads}
-    by_price = mode == "het" and not servers and _rows_travel(cfg.consistency)
+    by_price = mode == "het" and servers > 0 and cfg.planner.name == "hierarchical" and _rows_travel(cfg.consistency)
     options = options_of(cfg.planner, engine, mode, cfg.optimizer.rows, names, replicas_by_price=by_price)
     options, batch_size = _of_tiers(options, tiers), cfg.train.batch_size
-    whole = by_word(loads, options) if servers else []  # by workers: a plan of the servers is not about those
+    prices = StorePrices(cluster, batch_size)  # of the workers, where there are servers
+    whole = held_by_workers(loads, options, prices, servers) if servers else []
     owned = [load for load in loads if load not in whole]
     if not owned:
         raise all_replicated(len(loads))
-    planned = make_plan(cfg.planner.name, owned, owners, engine, batch_size, options)
-    if by_price and not planned.plan.pieces:  # a store without a row would have nothing to do
-        options = replace(options, data_parallel_by_price=False)
-        planned = make_plan(cfg.planner.name, owned, owners, engine, batch_size, options)
+    planned = make_plan(
+        cfg.planner.name, owned, owners, engine, batch_size, _of_owners(options) if servers else options
+    )
     if servers:
-        planned = beside_servers(after_workers(planned, cluster.world_size), whole, StorePrices(cluster, batch_size))
+        planned = beside_servers(after_workers(planned, cluster.world_size), whole, prices)
     check_replicas(planned.plan, mode)
     return planned
+
+
+def _of_owners(options: Options) -> Options:
+    """What servers may hold."""
+    return replace(options, sharding_types=tuple(kind for kind in options.sharding_types if kind != REPLICATED))
 
 
 def _rows_travel(consistency: ConsistencyConfig) -> bool:

@@ -63,6 +63,12 @@ class StorePrices:
         hbm, ddr = (held, 0) if cluster.kind == "cuda" else (0, held)
         return Cut("data_parallel", cluster.device_tier, ALL, 1, compute, comm, hbm, ddr, hbm * ranks, ddr * ranks)
 
+    def served(self, load: TableLoad, servers: int) -> float:
+        """Milliseconds of each of `servers`, which no worker is, if they share the table's lookups evenly."""
+        asked = self._asked(load) / servers
+        moved = asked * 2 * load.table.dim * load.element_bytes / (self.cluster.inter_gb_s * BYTES_PER_MS)
+        return moved + asked * PASSES * load.row_bytes / (self.cluster.ddr_gb_s * BYTES_PER_MS)
+
     def _ranges(self, load: TableLoad, kind: str, parts: int, *, even: bool = False) -> Cut:
         """Ranges of equal lookups, or `even` ones of equal rows, which need least memory on a rank."""
         edges = row_edges(load, parts, even=even)

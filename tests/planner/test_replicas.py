@@ -22,7 +22,7 @@ from hetrain.tables import Table
 DIM = 4
 ROWS = (9, 40, 5_000, 200_000)
 LOADS = [TableLoad(Table(f"t{k}", rows, DIM, (f"f{k}",), 0.1), (1.0,), 4, 4) for k, rows in enumerate(ROWS)]
-FAST_MEMORY = Cluster("cpu", 4, 1, 0, GIB, 1.0, 100.0, 0.1, 0.1)  # links of 100 MB/s
+CLUSTER = Cluster("cpu", 4, 1, 0, GIB, 1.0, 100.0, 0.1, 0.1)  # links of 100 MB/s
 
 
 def config(mode: str = "het", *, capacity: float = 0, staleness: float = 100, **planner: Any) -> RunConfig:
@@ -47,71 +47,84 @@ def whole(planned: Planned) -> set[str]:
 def test_the_threshold_counts_elements(name: str) -> None:
     for capacity in (0, 0.1):
         asked = {"capacity": capacity, "name": name}
-        planned = planned_for(config(**asked, data_parallel_threshold=DIM * 40), LOADS, FAST_MEMORY)
+        planned = planned_for(config(**asked, data_parallel_threshold=DIM * 40), LOADS, CLUSTER)
         assert whole(planned) == {"t0", "t1"}
         assert planned.ranks[0].rows >= 49
-        assert not whole(planned_for(config(**asked, data_parallel_threshold=DIM * 9 - 1), LOADS, FAST_MEMORY))
+        assert not whole(planned_for(config(**asked, data_parallel_threshold=DIM * 9 - 1), LOADS, CLUSTER))
 
 
 def test_a_constraint_replicates_what_it_names() -> None:
     rules = {"t2": ConstraintConfig(["data_parallel"])}
-    assert whole(planned_for(config(capacity=0.1, constraints=rules), LOADS, FAST_MEMORY)) == {"t2"}
+    assert whole(planned_for(config(capacity=0.1, constraints=rules), LOADS, CLUSTER)) == {"t2"}
     kept = {"t0": ConstraintConfig(["table_wise"])}
     asked = config(data_parallel_threshold=DIM * 40, constraints=kept)
-    assert whole(planned_for(asked, LOADS, FAST_MEMORY)) == {"t1"}
+    assert whole(planned_for(asked, LOADS, CLUSTER)) == {"t1"}
 
 
-def test_prices_replicate_only_what_no_cache_would_save() -> None:
-    """Of tables whose every row is in every batch; elsewhere a row that no batch has would travel too."""
-    assert whole(planned_for(config(), LOADS, FAST_MEMORY)) == {"t0", "t1"}
-    assert whole(planned_for(config(capacity=0.1, staleness=0), LOADS, FAST_MEMORY)) == {"t0", "t1"}
+def served(servers: int, **asked: Any) -> RunConfig:
+    cfg = config(**asked)
+    cfg.cluster.servers = servers
+    return cfg
+
+
+def test_prices_replicate_what_would_go_to_servers_in_every_step() -> None:
+    """A ring of four sends every row of a table 1.5 times, two servers' links every row that is asked for 4 times."""
+    assert whole(planned_for(served(2), LOADS, CLUSTER)) == {"t0", "t1", "t2"}
+    assert whole(planned_for(served(2, capacity=0.1, staleness=0), LOADS, CLUSTER)) == {"t0", "t1", "t2"}
+    assert whole(planned_for(served(64), LOADS, CLUSTER)) == set()  # of links that have little to do
+    left = planned_for(served(2), LOADS[:2], CLUSTER).plan  # some row must be left to the store
+    assert left.replicated == {"t0"}
+    tight = served(2)
+    tight.store.index = "hash"  # whose servers hold any table
+    assert whole(planned_for(tight, LOADS, replace(CLUSTER, ddr_bytes=49 * 13 * 4))) == {"t0", "t1"}
+
+
+def test_prices_replicate_nothing_else() -> None:
+    """Where rows lie on the workers the link carries as much for a replica; a cache may save what is priced here."""
     for kept in (
-        config(capacity=0.1),
-        config("asp"),
-        config("ssp", capacity=0.1),
-        config(sharding_types=["table_wise", "row_wise"]),
+        config(),
+        served(2, capacity=0.1),
+        served(2, name="round_robin"),
+        served(2, mode="asp"),
+        served(2, mode="ssp", capacity=0.1),
+        served(2, sharding_types=["table_wise", "row_wise"]),
     ):
-        assert not whole(planned_for(kept, LOADS, FAST_MEMORY))
-    slow_memory = replace(FAST_MEMORY, ddr_gb_s=0.1, intra_gb_s=10.0, inter_gb_s=10.0)
-    assert not whole(planned_for(config(), LOADS, slow_memory))
-    small = planned_for(config(), LOADS[:2], FAST_MEMORY)  # some row must be left to the store
-    assert not small.plan.replicated
+        assert not whole(planned_for(kept, LOADS, CLUSTER))
 
 
 def test_the_price_is_that_of_an_all_reduce() -> None:
-    prices = StorePrices(FAST_MEMORY, 4096)
+    prices = StorePrices(CLUSTER, 4096)
     cut = prices.replicated(LOADS[1])
     assert cut.comm_ms == pytest.approx(2 * 40 * DIM * 4 * 3 / 4 / 100e6 * 1e3)
     assert (cut.hbm, cut.ddr) == (0, 40 * (3 * DIM * 4 + 4))
-    on_gpus = StorePrices(replace(FAST_MEMORY, kind="cuda", hbm_bytes=GIB), 4096).replicated(LOADS[1])
+    on_gpus = StorePrices(replace(CLUSTER, kind="cuda", hbm_bytes=GIB), 4096).replicated(LOADS[1])
     assert (on_gpus.hbm, on_gpus.ddr, on_gpus.tier) == (cut.ddr, 0, "hbm")
 
 
 @pytest.mark.parametrize("servers", [1, 2])
 def test_workers_hold_replicas_and_servers_none(servers: int) -> None:
-    asked = config(data_parallel_threshold=DIM * 40)
-    asked.cluster.servers = servers
-    planned = planned_for(asked, LOADS, FAST_MEMORY)
+    asked = served(servers, data_parallel_threshold=DIM * 40)
+    planned = planned_for(asked, LOADS, CLUSTER)
     assert whole(planned) == {"t0", "t1"}
     assert planned.plan.world_size == 4 + servers
     assert [cost.rank for cost in planned.ranks] == list(range(4 + servers))
     assert [cost.rows for cost in planned.ranks[:4]] == [49] * 4
     assert sum(cost.rows for cost in planned.ranks[4:]) == 205_000
     assert min(piece.rank for piece in planned.plan.pieces) >= 4
-    drawn = page("x", [], planned, LOADS, FAST_MEMORY)
+    drawn = page("x", [], planned, LOADS, CLUSTER)
     assert drawn.count("t1: all rows, replicated") == 4
-    asked.planner.data_parallel_threshold = None
-    assert not whole(planned_for(asked, LOADS, FAST_MEMORY))  # by their prices: those are of the owners
+    rules = {name: ConstraintConfig(["data_parallel", "table_wise"]) for name in ("t0", "t3")}
+    free = served(servers, capacity=0.1, constraints=rules)
+    assert whole(planned_for(free, LOADS, CLUSTER)) == {"t0"}  # of what they leave open, what is cheaper
 
 
 def test_no_row_left_is_refused() -> None:
     for servers in (0, 1):
-        asked = config(data_parallel_threshold=DIM * 200_000)
-        asked.cluster.servers = servers
+        asked = served(servers, data_parallel_threshold=DIM * 200_000)
         with pytest.raises(
             ConfigError, match=r"all 4 tables are replicated.*\(1\) Lower planner\.data_parallel_thresh"
         ):
-            planned_for(asked, LOADS, FAST_MEMORY)
+            planned_for(asked, LOADS, CLUSTER)
 
 
 @pytest.mark.parametrize("mode", ["asp", "ssp"])
