@@ -38,11 +38,13 @@ def all_replicated(tables: int) -> ConfigError:
     )
 
 
-def held_by_workers(loads: Sequence[TableLoad], options: Options, prices: StorePrices, servers: int) -> list[TableLoad]:
-    """The tables that workers beside `servers` hold: what the user's threshold and constraints say, then the smallest.
+def held_by_workers(
+    loads: Sequence[TableLoad], options: Options, prices: StorePrices, servers: StorePrices
+) -> list[TableLoad]:
+    """The tables that workers beside servers hold: what the user's threshold and constraints say, then the smallest.
 
-    Of these, where they are offered, those that take the workers (`prices`) less time than the servers, as far as
-    their memory goes; some table is left to the servers.
+    Of these, where they are offered, those that take the workers (`prices`) less time than the mean server
+    (`servers`), as far as their memory goes; some table is left to the servers.
     """
     found = [load for load in loads if kinds_of(load, options) == (REPLICATED,)]
     room = prices.cluster.device_bytes - sum(_bytes(prices, load) for load in found)
@@ -51,7 +53,7 @@ def held_by_workers(loads: Sequence[TableLoad], options: Options, prices: StoreP
         room -= _bytes(prices, load)
         if room < 0 or len(found) + 1 == len(loads):
             break
-        if prices.replicated(load).cost < prices.served(load, servers):
+        if prices.replicated(load).cost < servers.mean(load):
             found.append(load)
         else:
             room += _bytes(prices, load)
@@ -85,7 +87,15 @@ def beside_servers(planned: Planned, replicas: Sequence[TableLoad], prices: Stor
         replicated=planned.plan.replicated | set(names),
         sharding={**planned.plan.sharding, **dict.fromkeys(names, REPLICATED)},
     )
+    bottleneck = planned.bottleneck
+    if workers[0].total_ms > planned.slowest_ms:
+        bottleneck = (
+            f"every worker: {workers[0].comm_ms / workers[0].total_ms:.0%} of its time is summing the gradients of "
+            f"{len(names)} replicated tables, the rest applying them; fewer of them would move it"
+        )
     tiers = dict(planned.tiers)
     for cut, load in zip(cuts, replicas, strict=True):
         tiers[cut.tier] = tiers.get(cut.tier, 0) + load.table.rows * load.row_bytes * len(workers)
-    return replace(planned, plan=plan, ranks=(*workers, *planned.ranks), tiers=tiers, workers=len(workers))
+    return replace(
+        planned, plan=plan, ranks=(*workers, *planned.ranks), bottleneck=bottleneck, tiers=tiers, workers=len(workers)
+    )

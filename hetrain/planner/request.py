@@ -122,17 +122,19 @@ def planned_for(cfg: RunConfig, loads: Sequence[TableLoad], cluster: Cluster, ti
     names = {load.table.name for load in loads}
     by_price = mode == "het" and servers > 0 and cfg.planner.name == "hierarchical" and _rows_travel(cfg.consistency)
     options = options_of(cfg.planner, engine, mode, cfg.optimizer.rows, names, replicas_by_price=by_price)
-    options, batch_size = _of_tiers(options, tiers), cfg.train.batch_size
-    prices = StorePrices(cluster, batch_size)  # of the workers, where there are servers
-    whole = held_by_workers(loads, options, prices, servers) if servers else []
+    options, batch_size, workers = _of_tiers(options, tiers), cfg.train.batch_size, cluster.world_size
+    whole: list[TableLoad] = []
+    if servers:
+        prices = StorePrices(cluster, batch_size)
+        whole = held_by_workers(loads, options, prices, StorePrices(owners, batch_size, workers))
+        options = _of_owners(options)
     owned = [load for load in loads if load not in whole]
     if not owned:
         raise all_replicated(len(loads))
-    planned = make_plan(
-        cfg.planner.name, owned, owners, engine, batch_size, _of_owners(options) if servers else options
-    )
+    asking = workers if servers else 0
+    planned = make_plan(cfg.planner.name, owned, owners, engine, batch_size, options, asking)
     if servers:
-        planned = beside_servers(after_workers(planned, cluster.world_size), whole, prices)
+        planned = beside_servers(after_workers(planned, workers), whole, prices)
     check_replicas(planned.plan, mode)
     return planned
 

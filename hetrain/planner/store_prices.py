@@ -22,8 +22,9 @@ MOST_RANGES = 64  # rows of a table are cut into at most, beside one for every r
 class StorePrices:
     """Prices whole tables and row ranges of equal lookups on the owners of a cluster."""
 
-    def __init__(self, cluster: Cluster, batch_size: int) -> None:
-        self.cluster, self.batch_size = cluster, batch_size
+    def __init__(self, cluster: Cluster, batch_size: int, workers: int = 0) -> None:
+        """`workers`: where the cluster is one of servers, how many ranks ask them; 0: its own ranks do."""
+        self.cluster, self.batch_size, self._workers = cluster, batch_size, workers or cluster.world_size
         self._device = (cluster.hbm_gb_s if cluster.kind == "cuda" else cluster.ddr_gb_s) * BYTES_PER_MS
         others = cluster.world_size - 1
         within = cluster.ranks_per_node - 1
@@ -31,6 +32,8 @@ class StorePrices:
         self._per_byte = (
             within / (cluster.intra_gb_s * BYTES_PER_MS) + (others - within) / (cluster.inter_gb_s * BYTES_PER_MS)
         ) / max(1, cluster.world_size)
+        if workers:
+            self._per_byte = 1 / (cluster.inter_gb_s * BYTES_PER_MS)
 
     def cuts(
         self, load: TableLoad, kinds: tuple[str, ...], tiers: tuple[str, ...], columns: int | None = None
@@ -63,11 +66,9 @@ class StorePrices:
         hbm, ddr = (held, 0) if cluster.kind == "cuda" else (0, held)
         return Cut("data_parallel", cluster.device_tier, ALL, 1, compute, comm, hbm, ddr, hbm * ranks, ddr * ranks)
 
-    def served(self, load: TableLoad, servers: int) -> float:
-        """Milliseconds of each of `servers`, which no worker is, if they share the table's lookups evenly."""
-        asked = self._asked(load) / servers
-        moved = asked * 2 * load.table.dim * load.element_bytes / (self.cluster.inter_gb_s * BYTES_PER_MS)
-        return moved + asked * PASSES * load.row_bytes / (self.cluster.ddr_gb_s * BYTES_PER_MS)
+    def mean(self, load: TableLoad) -> float:
+        """Milliseconds of the mean owner."""
+        return self._ranges(load, "table_wise", 1).cost / self.cluster.world_size
 
     def _ranges(self, load: TableLoad, kind: str, parts: int, *, even: bool = False) -> Cut:
         """Ranges of equal lookups, or `even` ones of equal rows, which need least memory on a rank."""
@@ -83,7 +84,7 @@ class StorePrices:
 
     def _asked(self, load: TableLoad) -> float:
         """Rows that all workers ask for in a step."""
-        return self.cluster.world_size * self._touched(load, 1)
+        return self._workers * self._touched(load, 1)
 
     def _touched(self, load: TableLoad, workers: int) -> float:
         """Distinct rows in the batches of `workers` of them, together."""

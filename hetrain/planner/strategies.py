@@ -28,6 +28,7 @@ def make_plan(
     engine: Engine,
     batch_size: int,
     options: Options | None = None,
+    workers: int = 0,
 ) -> Planned:
     """A plan by `strategy`, checked; no process group is needed and no table is allocated.
 
@@ -38,6 +39,7 @@ def make_plan(
         engine: what the plan is for: torchrec cuts in every way, the store keeps rows whole, in host memory.
         batch_size: examples per rank and step.
         options: thresholds and constraints of the user.
+        workers: of a store whose rows lie on servers, the cluster: how many ranks beside them ask for rows.
 
     Raises:
         ConfigError: nothing fits (table, GiB needed, GiB there, numbered remedies), or an option is wrong.
@@ -45,7 +47,8 @@ def make_plan(
     if strategy not in STRATEGIES:
         raise ConfigError(f"planner.name={strategy}: expected one of {', '.join(STRATEGIES)}.")
     options = options or Options()
-    prices = (TorchRecPrices if engine == "torchrec" else StorePrices)(cluster, batch_size)
+    store = StorePrices(cluster, batch_size, workers)
+    prices = TorchRecPrices(cluster, batch_size) if engine == "torchrec" else store
     menu = make_menu(loads, cluster, prices.cuts, options)
     if strategy == "hierarchical":
         found, bound = search(menu)
