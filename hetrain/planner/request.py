@@ -1,5 +1,6 @@
 """What a config asks the planner: the tables with their loads, and what they may become."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -155,7 +156,9 @@ def after_workers(planned: Planned, workers: int) -> Planned:
     pieces = tuple(replace(piece, rank=workers + piece.rank) for piece in plan.pieces)
     moved = replace(plan, world_size=workers + plan.world_size, pieces=pieces, ranks_per_node=0)
     ranks = tuple(replace(cost, rank=workers + cost.rank) for cost in planned.ranks)
-    return replace(planned, plan=moved, ranks=ranks)
+    words = re.sub(r"^rank (\d+)", lambda found: f"rank {workers + int(found[1])}", planned.bottleneck)
+    words = words.replace("cluster.intra_gb_s", "cluster.inter_gb_s")  # even one server is another machine to workers
+    return replace(planned, plan=moved, ranks=ranks, bottleneck=words)
 
 
 def _of_tiers(options: Options, tiers: Sequence[str]) -> Options:

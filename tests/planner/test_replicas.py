@@ -111,6 +111,8 @@ def test_workers_hold_replicas_and_servers_none(servers: int) -> None:
     assert [cost.rows for cost in planned.ranks[:4]] == [49] * 4
     assert sum(cost.rows for cost in planned.ranks[4:]) == 205_000
     assert min(piece.rank for piece in planned.plan.pieces) >= 4
+    assert planned.bottleneck.startswith(tuple(f"rank {4 + server}: " for server in range(servers)))
+    assert "cluster.inter_gb_s" in planned.bottleneck
     drawn = page("x", [], planned, LOADS, CLUSTER)
     assert drawn.count("t1: all rows, replicated") == 4
     rules = {name: ConstraintConfig(["data_parallel", "table_wise"]) for name in ("t0", "t3")}
