@@ -130,7 +130,6 @@ AFTER = [
     (WHOLE_HASHED, BSP, 2),
     (ARRAY, WHOLE_HASHED, 2),
     (HASHED, WHOLE_SERVED, 3),
-    (BSP, WHOLE_ARRAY, 2),
 ]
 
 
