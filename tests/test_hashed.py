@@ -16,7 +16,7 @@ from hetrain.engine import SeenRows, TablePiece
 from hetrain.errors import CheckpointError
 from tests import small_run
 from tests.ranks import run_ranks
-from tests.small_run import QUALITY, config, evaluate_run, same, taken_up, train_with_signal
+from tests.small_run import QUALITY, config, evaluate_run, newest, same, taken_up, train_with_signal
 
 HASH = {"store__index": "hash"}
 Held = dict[str, Any]  # tables of one rank by name: ids, values, state; the dense part
@@ -89,12 +89,13 @@ def test_a_hashed_run_is_the_run_with_every_row(cfg_of: Any, servers: int, capac
     assert 0 < seen < 500 + 300 + 40 + 9 + 200 + 3
 
 
-@pytest.mark.parametrize("servers", [0, 1])
-def test_resumed_after_sigterm_equals_uninterrupted(cfg_of: Any, servers: int) -> None:
-    changes = {"cluster__servers": servers, **HASH}
+@pytest.mark.parametrize(("servers", "threshold"), [(0, None), (1, None), (1, 8 * 300)])
+def test_resumed_after_sigterm_equals_uninterrupted(cfg_of: Any, servers: int, threshold: int | None) -> None:
+    changes = changed("het", "hash", servers, threshold)
     uncut = run_ranks(2 + servers, train, cfg_of(name="whole", **changes))
     cfg = cfg_of(name="cut", **changes)
     assert run_ranks(2 + servers, train_with_signal, cfg, 7, 0)[0]["interrupted"]
+    assert (newest(cfg) / "rows_replicated.bin").is_file() == (threshold is not None)
     resumed = run_ranks(2 + servers, train, cfg)
     same(whole([held for _, held in resumed]), whole([held for _, held in uncut]))
     for (summary, held), (whole_summary, whole_held) in zip(resumed, uncut, strict=True):
@@ -103,11 +104,15 @@ def test_resumed_after_sigterm_equals_uninterrupted(cfg_of: Any, servers: int) -
             np.testing.assert_array_equal(mine, other)
 
 
-def changed(mode: str, index: str, servers: int) -> dict[str, Any]:
-    return {"consistency__mode": mode, "store__index": index, "cluster__servers": servers}
+def changed(mode: str, index: str, servers: int, threshold: int | None = None) -> dict[str, Any]:
+    found = {"consistency__mode": mode, "store__index": index, "cluster__servers": servers}
+    whole = {"planner__name": "hierarchical", "planner__data_parallel_threshold": threshold}
+    return found | (whole if threshold else {})
 
 
 ARRAY, HASHED, SERVED, BSP = ("het", "array", 0), ("het", "hash", 0), ("het", "hash", 1), ("bsp", "array", 0)
+WHOLE = 8 * 300  # elements: all but the first table are replicated
+WHOLE_ARRAY, WHOLE_HASHED, WHOLE_SERVED = (*ARRAY, WHOLE), (*HASHED, WHOLE), (*SERVED, WHOLE)
 
 
 AFTER = [
@@ -120,6 +125,11 @@ AFTER = [
     (ARRAY, SERVED, 3),
     (BSP, HASHED, 2),
     (BSP, HASHED, 1),
+    (WHOLE_ARRAY, WHOLE_SERVED, 3),
+    (WHOLE_ARRAY, ARRAY, 1),
+    (WHOLE_HASHED, BSP, 2),
+    (ARRAY, WHOLE_HASHED, 2),
+    (HASHED, WHOLE_SERVED, 3),
 ]
 
 

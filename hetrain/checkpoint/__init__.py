@@ -1,8 +1,9 @@
 """Checkpoints: logical (tables by name), atomic (written aside, then renamed), exact.
 
 ``checkpoints/step_N/`` holds ``tables/`` (torch.distributed.checkpoint), or ``rows_R.bin`` per rank where owners keep
-only the rows seen; ``dense.pt``; one ``rank_R.pt`` per rank with what fits only an equal layout (cache, pending
-updates, clocks, random numbers); and ``meta.json``, written last.
+only the rows seen (and ``rows_replicated.bin`` of tables that every worker holds whole); ``dense.pt``; one
+``rank_R.pt`` per rank with what fits only an equal layout (cache, pending updates, clocks, random numbers); and
+``meta.json``, written last.
 """
 
 import json
@@ -30,12 +31,16 @@ from hetrain.checkpoint.folder import (
     step_folder,
 )
 from hetrain.checkpoint.rows import (
+    WHOLE,
+    beside_tables,
     check_origin,
+    files_of,
     fill_tables,
     origin_json,
     read_rows,
     rows_file,
     saved_files,
+    whole_rows,
     write_rows,
 )
 from hetrain.checkpoint.tables import load_tables, read_as_seen, save_tables
@@ -129,15 +134,15 @@ def load(engine: Engine, path: Path, ranks: Ranks) -> Loaded:
 def _load_seen(state: EngineState, path: Path, meta: dict[str, Any], rank: int, exact: bool) -> None:
     """Rows seen into tables, or tables or rows seen into `state.seen`, which is read when the engine takes it up."""
     if ORIGIN not in meta:
-        state.seen = read_as_seen(state, path / TABLES)
-        return
-    assert state.origin is not None  # every engine that is built from a config says so
-    check_origin(meta[ORIGIN], state.origin, path)
-    rows = read_rows(path, [rows_file(rank)] if exact else saved_files(meta))
+        rows = read_as_seen(state, path / TABLES)
+    else:
+        assert state.origin is not None  # every engine that is built from a config says so
+        check_origin(meta[ORIGIN], state.origin, path)
+        rows = read_rows(path, files_of(rank, meta) if exact else saved_files(meta))
     if state.seen is None:
         fill_tables(state, rows)
     else:
-        state.seen = rows
+        state.seen = beside_tables(state, rows)
 
 
 def _make_fresh(aside: Path) -> None:
@@ -150,6 +155,8 @@ def _write_local(state: EngineState, aside: Path, ranks: Ranks, reader: dict[str
     _write(aside / f"rank_{ranks.rank}.pt", {"engine": state.private, "random": _random_state()}, sums)
     if state.seen is not None:
         write_rows(state.seen, aside / rows_file(ranks.rank), sums)
+        if ranks.first and state.replicated:
+            write_rows(whole_rows(state), aside / WHOLE, sums)
     if ranks.first:
         dense = {"dense": state.dense, "optimizer": state.dense_optimizer, "pending": state.dense_pending}
         _write(aside / DENSE, {**dense, "reader": reader}, sums)

@@ -1,8 +1,9 @@
 """Rows seen, on disk: what a checkpoint holds where owners keep only the rows that training has met.
 
-Each rank writes one file of blocks: a line of JSON (table, rows, widths), then ids, values and optimizer state as they
-lie in memory. Rows that are in no file are what they started as, so the checkpoint also says what that was (meta.json,
-`origin`). Blocks are read one at a time, by any number of ranks, each of which takes the rows it owns.
+Each rank writes one file of blocks, and the first another of the tables that all workers hold: a line of JSON (table,
+rows, widths), then ids, values and optimizer state as they lie in memory. Rows that are in no file are what they
+started as, so the checkpoint also says what that was (meta.json, `origin`). Blocks are read one at a time, by any
+number of ranks, each of which takes the rows it owns.
 """
 
 import json
@@ -19,6 +20,7 @@ from hetrain.engine.table_memory import fill
 from hetrain.errors import CheckpointError
 
 PREFIX, SUFFIX = "rows_", ".bin"
+WHOLE = f"{PREFIX}replicated{SUFFIX}"  # beside the rows seen: tables that every worker holds whole, written once
 
 
 def rows_file(rank: int) -> str:
@@ -94,6 +96,18 @@ def read_rows(folder: Path, names: Iterable[str]) -> Iterator[SeenRows]:
                 yield SeenRows(head["table"], ids, value, optimizer)
 
 
+def whole_rows(state: EngineState) -> Iterator[SeenRows]:
+    """All rows of the replicated tables of an engine that else holds rows seen."""
+    for name in state.replicated:
+        for piece in state.tables[name]:
+            yield SeenRows(name, torch.arange(len(piece.value)), piece.value, piece.optimizer)
+
+
+def files_of(rank: int, meta: Mapping[str, Any]) -> list[str]:
+    """What `rank` needs of a checkpoint of its own layout: what it wrote, and tables that all hold."""
+    return [rows_file(rank), *(name for name in meta["files"] if name == WHOLE)]
+
+
 def saved_files(meta: Mapping[str, Any]) -> list[str]:
     """The files of rows seen of a checkpoint."""
     return [name for name in meta["files"] if name.startswith(PREFIX)]
@@ -104,6 +118,12 @@ def saved_files(meta: Mapping[str, Any]) -> list[str]:
 
 def fill_tables(state: EngineState, rows: Iterable[SeenRows]) -> None:
     """Make the pieces of `state.tables` what they start as, then write those of `rows` that lie in them."""
+    for _ in beside_tables(state, rows):
+        pass
+
+
+def beside_tables(state: EngineState, rows: Iterable[SeenRows]) -> Iterator[SeenRows]:
+    """What `fill_tables` does, while the rows of other tables than those of `state.tables` are taken from here."""
     assert state.origin is not None
     origin = state.origin
     for index, table in enumerate(origin.tables):
@@ -112,6 +132,8 @@ def fill_tables(state: EngineState, rows: Iterable[SeenRows]) -> None:
             for tensor in piece.optimizer.values():
                 tensor.zero_()
     for some in rows:
+        if some.table not in state.tables:
+            yield some
         for piece in state.tables.get(some.table, ()):
             at = some.ids - piece.first_row
             inside = (at >= 0) & (at < len(piece.value))

@@ -186,11 +186,27 @@ def _planner(cfg: RunConfig) -> Iterator[str]:
             f"table_wise or row_wise among them with consistency.mode={cfg.consistency.mode}",
             "The store holds whole rows on one owner.",
         )
+    yield from _replicated(cfg)
     for key in ("data_parallel_threshold", "column_slice_threshold", "row_slice_threshold"):
         value = getattr(planner, key)
         yield from _at_least(f"planner.{key}", value, 1, "It counts elements, rows x dim; null: no threshold.")
         if value is not None and planner.name == "torchrec":
             yield _finding(f"planner.{key}", value, "null with planner.name=torchrec", "It belongs to the others.")
+
+
+def _replicated(cfg: RunConfig) -> Iterator[str]:
+    """What workers at their own pace cannot train: a table that all hold, its gradients summed in every step."""
+    mode, planner = cfg.consistency.mode, cfg.planner
+    if mode not in ("asp", "ssp"):
+        return
+    remedy = "(1) Leave it out, or (2) set consistency=het or bsp, whose workers meet in every step to sum gradients."
+    if planner.data_parallel_threshold is not None:
+        value = planner.data_parallel_threshold
+        yield _finding("planner.data_parallel_threshold", value, f"null with consistency.mode={mode}", remedy)
+    for table, rule in planner.constraints.items():
+        if "data_parallel" in rule.sharding_types:
+            key = f"planner.constraints.{table}.sharding_types"
+            yield _finding(key, list(rule.sharding_types), f"no data_parallel with consistency.mode={mode}", remedy)
 
 
 def _constraints(cfg: RunConfig) -> Iterator[str]:

@@ -100,7 +100,7 @@ class PlannerConfig:
     # null: all that the engine and the row optimizer can train
     sharding_types: list[str] | None = field(default_factory=lambda: ["data_parallel", "table_wise", "row_wise"])
     memory_gib: float | None = None  # GiB per rank for tables; null: the device's own, less what else is needed
-    data_parallel_threshold: int | None = None  # elements (rows x dim): tables up to it are replicated
+    data_parallel_threshold: int | None = None  # elements (rows x dim): bsp, het: tables up to it are replicated
     column_slice_threshold: int | None = None  # elements: tables above it are cut by columns
     row_slice_threshold: int | None = None  # elements: tables from it on are cut by rows over all ranks
     tiers: list[str] | None = None  # memories that may hold rows: hbm | cached (ddr, with a cache in hbm) | ddr

@@ -63,7 +63,8 @@ class EngineState:
     step: int  # optimizer steps taken
     dense: dict[str, Tensor]  # parameters and buffers by name, equal on all workers; a server has none
     dense_optimizer: dict[str, Any]  # torch optimizer state_dict, equal on all workers; {} on a server
-    tables: dict[str, list[TablePiece]]  # table name -> this rank's pieces; {} where only rows seen are held
+    # table name -> this rank's pieces; where only rows seen are held, none but those of replicated tables
+    tables: dict[str, list[TablePiece]]
     replicated: frozenset[str]  # tables every rank holds whole
     private: dict[str, Any]  # this rank's cache, pending updates, clocks: tensors and numbers
     layout: dict[str, Any]  # mode, world size, plan, capacity: `private` fits only an equal layout

@@ -89,6 +89,8 @@ def take_up_rows(parts: Sequence[OwnedPart], state: EngineState, owners: Sequenc
         return
     part_of = {table.name: part for part in parts for table in part.placement.space.tables}
     for some in state.seen:
+        if some.table not in part_of:  # held whole by all workers, and this is a server
+            continue
         part = part_of[some.table]
         sums = some.optimizer.get("sum", some.value[:, :0])
         rows = some.ids + part.placement.space.offset_of(some.table)

@@ -16,9 +16,10 @@ from hetrain.comms.dense import DenseReducer, wrap_dense
 from hetrain.comms.dense_exchange import DenseComms
 from hetrain.data.batch import Batch
 from hetrain.embedding import StoreBags
-from hetrain.engine import EngineState, Origin, StepOutput
+from hetrain.engine import EngineState, Origin, StepOutput, TablePiece
 from hetrain.engine.loss import loss_share
 from hetrain.engine.owned_tables import owned_tables, owns, rows_of, seen_rows, take_up_rows
+from hetrain.engine.replicated_bags import ReplicatedBags
 from hetrain.engine.step_output import network_tensors, step_output
 from hetrain.engine.store_memory import StoreMemory, peak_rss
 from hetrain.engine.store_settings import StoreSettings, kept_rows, make_owner, store_layout
@@ -57,7 +58,7 @@ def _width_groups(
         late_leg=settings.late_blocks > 0,
         index=settings.index,
     )
-    spaces = row_spaces(tables)
+    spaces = row_spaces(tables, plan.replicated)
     groups = []
     for space, capacity in zip(spaces, kept_rows(settings, spaces, optimizer), strict=True):
         placement, codec = Placement(space, plan, world_size), RowCodec(settings.rows, space.dim, traffic, settings.dct)
@@ -88,7 +89,8 @@ class StoreEngine:
     ) -> None:
         """Every rank passes the same, but `device`. `group`: of all ranks; None for the default one.
 
-        `workers`: where there are servers, the group of all ranks but them; dense gradients are summed over it.
+        `plan`: some tables may be replicated, not all. `workers`: where there are servers, the group of all ranks but
+        them; dense gradients, and those of replicated tables, are summed over it.
         `memory`: the prediction, for the summary. `dense_comms`: how dense gradients travel; None: as they are.
 
         Raises ConfigError when `row_optimizer` cannot hold updates back and a cache is wanted.
@@ -109,10 +111,17 @@ class StoreEngine:
         )
         self._reads_ahead = settings.overlapped and self._transport.concurrent
         self._bags = StoreBags(self._groups, self._transport, settings.late_blocks if self._reads_ahead else 0)
+        summing = workers if settings.servers else group
+        self._replicated: ReplicatedBags | None = None
+        if plan.replicated:
+            self._replicated = ReplicatedBags(
+                self._bags, tables, plan.replicated, row_optimizer, device, seed, traffic, summing, dense_comms
+            )
         torch.manual_seed(seed)
-        self._network = make_model(self._bags).to(device)
-        self._reducer = DenseReducer(traffic, workers if settings.servers else group, dense_comms)
+        self._network = make_model(self._replicated or self._bags).to(device)
+        self._reducer = DenseReducer(traffic, summing, dense_comms)
         self._model = wrap_dense(self._network, self._reducer)
+        self._waiting = [part for part in (self._bags, self._reducer, self._replicated) if part is not None]
         self._dense_optimizer = dense_optimizer(self._network.parameters())
         self._dense_rates = [group["lr"] for group in self._dense_optimizer.param_groups]
         capacities = [part.capacity_rows for part in self._groups]
@@ -159,14 +168,16 @@ class StoreEngine:
             self._bags.arrive(before_late=partial(self._set_owner_rates, self._step))
         self._is_read = self._next is not None
         self._step += 1
-        waited_s = self._bags.take_wait_s() + self._reducer.take_wait_s()
+        waited_s = sum(part.take_wait_s() for part in self._waiting)
         return step_output(batch, logits.detach(), total, waited_s)
 
     def _settle(self) -> None:
-        """The dense update that the last step left."""
+        """The dense update that the last step left, and that of replicated tables."""
         if not self._settled:
             self._reducer.wait()
             self._dense_optimizer.step()
+            if self._replicated is not None:
+                self._replicated.step(self._row_optimizer.lr * self._schedule.factor(self._step - 1))
             self._settled = True
 
     def _fetch(self, batches: Iterator[Batch]) -> Batch | None:
@@ -262,14 +273,14 @@ class StoreEngine:
                 step=self._step,
                 dense=network_tensors(self._network),
                 dense_optimizer=self._dense_optimizer.state_dict(),
-                tables={} if self._hashed else owned_tables(self._groups),
-                replicated=frozenset(),
+                tables=self._tables(),
+                replicated=frozenset() if self._replicated is None else self._replicated.names,
                 private=private,
                 layout=self._layout,
                 origin=self._origin,
                 seen=seen_rows(self._groups) if self._hashed else None,
                 dense_pending=self._reducer.pending(),
-                owns=partial(owns, self._groups),
+                owns=self._holds,
             )
             # Rows loaded in place are lost where closing the view undoes them: `restore` writes them once more.
             self._overwritten = [
@@ -277,6 +288,15 @@ class StoreEngine:
                 for part, saved in zip(self._groups, saved_groups, strict=True)
                 if not self._hashed
             ]
+
+    def _tables(self) -> dict[str, list[TablePiece]]:
+        """What a checkpoint reads and writes in place: of a hashed index, only the tables held whole."""
+        whole = {} if self._replicated is None else self._replicated.pieces()
+        return whole if self._hashed else owned_tables(self._groups) | whole
+
+    def _holds(self, table: str, first_row: int, rows: int) -> bool:
+        whole = self._replicated is not None and table in self._replicated.names
+        return whole or owns(self._groups, table, first_row, rows)
 
     def restore(self, state: EngineState, private: dict[str, Any] | None) -> None:
         """Take up tables and dense part loaded in place; without `private`, caches start empty and clocks at 0."""

@@ -13,7 +13,7 @@ from hetrain.engine.store_settings import StoreSettings, kept_rows, slot_costs
 from hetrain.errors import ConfigError
 from hetrain.optim import RowOptimizer
 from hetrain.planner.plan import Plan
-from hetrain.store.capacity import GIB, PredictedMemory, predicted_memory
+from hetrain.store.capacity import GIB, PredictedMemory, predicted_memory, size_text
 from hetrain.store.owner_columns import owner_columns
 from hetrain.store.residue import residue_bytes
 from hetrain.store.row_memory import available_bytes
@@ -30,10 +30,11 @@ class StoreMemory:
     rows_at_start: tuple[int, ...]  # by rank; 0 for ranks that own none
     workers: int  # the first ranks
     kept: int  # rows of a worker's cache, all embedding dims together
+    replicas: int = 0  # of a worker: the tables it holds whole, with their gradients and optimizer state
 
     def on_host(self, ranks: Sequence[int], *, slots: bool, rows: bool) -> int:
-        """What `ranks` need; `slots`, `rows`: whether the caches', and the owners', lie in the host's memory."""
-        worker = self.most.index + (self.most.cache + self.most.residue if slots else 0)
+        """What `ranks` need; `slots`, `rows`: whether slots, rests and replicas of workers, and rows of owners, lie there."""
+        worker = self.most.index + (self.most.cache + self.most.residue + self.replicas if slots else 0)
         computing = sum(rank < self.workers for rank in ranks)
         return computing * worker + (sum(self.rows_at_start[rank] for rank in ranks) if rows else 0)
 
@@ -45,16 +46,21 @@ class StoreMemory:
             "index_max": most.index,
             "residue_max": most.residue,
             "owner_at_start_max": most.rows_at_start,
+            "replicas_max": self.replicas,
             "row_seen": list(most.row_seen),
-            "words": str(most),
+            "words": str(self),
         }
+
+    def __str__(self) -> str:
+        replicas = f", a worker's replicated tables {size_text(self.replicas)}" if self.replicas else ""
+        return f"{self.most}{replicas}"
 
 
 def store_memory(
     tables: Sequence[Table], plan: Plan, optimizer: RowOptimizer, settings: StoreSettings, world_size: int
 ) -> StoreMemory:
     """The prediction for engines made with these arguments. Raises ConfigError for a capacity that cannot be."""
-    spaces = row_spaces(tables)
+    spaces = row_spaces(tables, plan.replicated)
     placements = [Placement(space, plan, world_size) for space in spaces]
     kept, workers = kept_rows(settings, spaces, optimizer), world_size - settings.servers
     flying = [
@@ -75,7 +81,13 @@ def store_memory(
         sum(residue_bytes(space.rows, space.dim) for space in spaces) if _has_rests(settings) else 0,
     )
     at_start = tuple(by_rank) if settings.index == "array" else (0,) * world_size
-    return StoreMemory(most, at_start, workers, sum(kept))
+    replicas = sum(_replica_bytes(table, optimizer) for table in tables if table.name in plan.replicated)
+    return StoreMemory(most, at_start, workers, sum(kept), replicas)
+
+
+def _replica_bytes(table: Table, optimizer: RowOptimizer) -> int:
+    """Rows and gradients, the latter once more while they are summed and stepped, and optimizer state."""
+    return 4 * table.rows * (3 * table.dim + optimizer.state_width(table.dim))
 
 
 def _has_rests(settings: StoreSettings) -> bool:
@@ -113,7 +125,8 @@ def check_memory(
     if have is not None and need > have:
         raise _too_little(memory, tables, settings, where, need, have)
     if device.type == "cuda" and rank < memory.workers:
-        need = memory.most.cache + memory.most.residue + (0 if rows_on_cpu else memory.rows_at_start[rank])
+        worker = memory.most.cache + memory.most.residue + memory.replicas
+        need = worker + (0 if rows_on_cpu else memory.rows_at_start[rank])
         have = torch.cuda.mem_get_info(device)[0]
         if need > have:
             raise _too_little(memory, tables, settings, f"a process on {device}", need, have)
@@ -128,7 +141,7 @@ def _too_little(
     more = "more machines" if settings.servers == 0 else "more machines for cluster.servers"
     return ConfigError(
         f"consistency.cache.capacity={settings.capacity}, store.index={settings.index}: {where} would need "
-        f"{need / GIB:.2f} GiB and can have {have / GIB:.2f} GiB: {memory.most}. A cache keeps {memory.kept:,} rows; "
+        f"{need / GIB:.2f} GiB and can have {have / GIB:.2f} GiB: {memory}. A cache keeps {memory.kept:,} rows; "
         f"the largest table is {table.name!r} with {table.rows:,} rows of {table.dim} values. Lower "
         f"consistency.cache.capacity (a share, rows, or memory such as 512MiB), {rests}{hashed}make "
         f"model.embedding_dim smaller, or use {more} or fewer ranks on each (launch.nproc)."

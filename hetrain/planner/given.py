@@ -6,6 +6,7 @@ from pathlib import Path
 from hetrain.errors import ConfigError
 from hetrain.json_file import read_json
 from hetrain.planner.plan import Plan
+from hetrain.planner.replicas import check_replicas
 from hetrain.planner.request import engine_of
 from hetrain.roles import Roles
 from hetrain.tables import Table
@@ -41,7 +42,7 @@ def given_plan(file: str, mode: str, tables: Sequence[Table], roles: Roles) -> P
             f"cluster.servers={roles.servers} workers hold none: only ranks {roles.workers} to "
             f"{roles.world_size - 1} do. Set cluster.servers=0, or make the plan again with servers."
         )
-    _check(plan, file, tables)
+    _check(plan, file, mode, tables)
     return plan
 
 
@@ -63,7 +64,7 @@ def _read(file: Path) -> Plan:
         raise ConfigError(f"planner.plan={file}: {error}.") from error
 
 
-def _check(plan: Plan, file: str, tables: Sequence[Table]) -> None:
+def _check(plan: Plan, file: str, mode: str, tables: Sequence[Table]) -> None:
     for table in tables:
         if table.name not in plan.replicated and not plan.of_table(table.name):
             raise ConfigError(
@@ -72,7 +73,8 @@ def _check(plan: Plan, file: str, tables: Sequence[Table]) -> None:
             )
     try:
         plan.check(tables)
-        _check_replicas(plan)
+        _check_said(plan)
+        check_replicas(plan, mode)
     except ConfigError as error:
         raise ConfigError(
             f"planner.plan={file}: {error}. Where data or model.embedding_dim are not those it was made for, make it "
@@ -80,8 +82,8 @@ def _check(plan: Plan, file: str, tables: Sequence[Table]) -> None:
         ) from error
 
 
-def _check_replicas(plan: Plan) -> None:
-    """What is replicated is said to be so in both places: TorchRec's plan goes by `sharding`."""
+def _check_said(plan: Plan) -> None:
+    """What is replicated is said to be so in both places: prices and TorchRec's plan go by `sharding`."""
     for name in sorted(plan.replicated):
         if plan.sharding.get(name) != "data_parallel":
             kind = plan.sharding.get(name)

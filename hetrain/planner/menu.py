@@ -53,11 +53,17 @@ def make_menu(loads: Sequence[TableLoad], cluster: Cluster, prices: Prices, opti
     return Menu(tuple(loads), np.array(kind_of), np.array(copies), tuple(cuts), there, **arrays, cluster=cluster)
 
 
+def kinds_of(load: TableLoad, options: Options) -> tuple[str, ...]:
+    """The sharding types that the user leaves for a table."""
+    rule = options.constraints.get(load.table.name, Constraint())
+    if rule.sharding_types:
+        return tuple(kind for kind in options.sharding_types if kind in rule.sharding_types)
+    return _by_threshold(load, options.sharding_types, options)
+
+
 def _allowed(load: TableLoad, rule: Constraint, prices: Prices, options: Options, ranks: int) -> list[Cut]:
-    kinds = tuple(k for k in options.sharding_types if k in (rule.sharding_types or options.sharding_types))
+    kinds = kinds_of(load, options)
     tiers = tuple(t for t in options.tiers if t in (rule.tiers or options.tiers))
-    if not rule.sharding_types:
-        kinds = _by_threshold(load, kinds, options)
     if ranks == 1:
         kinds = tuple(k for k in kinds if k == "table_wise") or kinds
     found = prices(load, kinds, tiers, rule.columns)
@@ -83,6 +89,8 @@ def _by_threshold(load: TableLoad, kinds: tuple[str, ...], options: Options) -> 
             wanted = {"data_parallel"}
         else:
             kinds = tuple(k for k in kinds if k != "data_parallel") or kinds
+    elif not options.data_parallel_by_price:
+        kinds = tuple(k for k in kinds if k != "data_parallel") or kinds
     if not wanted and tall is not None and load.elements >= tall:
         wanted = {"row_wise", "table_row_wise", "grid_shard"}
     if not wanted and wide is not None and load.elements > wide:

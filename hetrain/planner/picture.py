@@ -62,7 +62,7 @@ def _segments(planned: Planned, loads: Sequence[TableLoad]) -> list[list[Segment
         ranks[piece.rank - first].append((kind, f"{what}, {piece.tier}, {size_text(size)}", size))
     for name in sorted(plan.replicated):
         size = by_name[name].table.rows * by_name[name].row_bytes
-        for held in ranks:
+        for held in ranks[: planned.workers]:
             held.append(("data_parallel", f"{name}: all rows, replicated, {size_text(size)}", size))
     most = max(2, SEGMENTS // len(ranks))
     return [list(_drawn(sorted(held, key=lambda s: (s[0], -s[2])), most)) for held in ranks]

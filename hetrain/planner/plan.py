@@ -72,7 +72,7 @@ class Plan:
         """Raise ConfigError unless every element of every table is held exactly once (or by all, replicated).
 
         For TorchRec, blocks of rows must be ceil(rows / ranks): other blocks train silently wrong
-        there. For the store, pieces are whole columns.
+        there. For the store, pieces are whole columns (and see replicas.check_replicas).
         """
         if self.engine not in ENGINES:
             raise ConfigError(f"plan.engine={self.engine!r}: expected one of {', '.join(ENGINES)}")
@@ -95,11 +95,6 @@ class Plan:
         if table.name in self.replicated:
             if pieces:
                 raise ConfigError(f"plan: table {table.name!r} is replicated and also held in pieces; choose one")
-            if self.engine == "store":
-                raise ConfigError(
-                    f"plan: table {table.name!r} is replicated, which the store does not do: its workers' caches are "
-                    "its replicas; set planner.sharding_types=[table_wise,row_wise] or consistency=bsp"
-                )
             return
         for p in pieces:
             check_bounds(p, table, self.world_size)

@@ -28,11 +28,12 @@ class Planned:
     """A plan, its predicted cost per rank, and how far from the best it can be."""
 
     plan: Plan
-    ranks: tuple[RankCost, ...]  # one per rank of the plan, in order
+    ranks: tuple[RankCost, ...]  # one per rank of the plan that holds rows, in order
     lower_bound_ms: float  # no plan of the allowed pieces has a faster slowest rank
     bounded_by: str  # what the bound comes from, in words
     bottleneck: str  # what makes the slowest rank slow, and what would move it, in words
     tiers: dict[str, int] = field(default_factory=dict)  # tier -> bytes of rows and state there, over all ranks
+    workers: int | None = None  # the first ranks, which alone hold replicated tables; None: all ranks do
 
     @property
     def slowest_ms(self) -> float:

@@ -35,6 +35,7 @@ class Case:
     engine: str
     batch_size: int
     options: Options
+    workers: int = 0  # of a store on servers: the ranks beside them that ask for rows
 
 
 @dataclass(frozen=True)

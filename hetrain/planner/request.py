@@ -1,10 +1,12 @@
 """What a config asks the planner: the tables with their loads, and what they may become."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hetrain.config import PlannerConfig, RowOptimizerConfig, RunConfig
+from hetrain.capacity import parse_capacity
+from hetrain.config import ConsistencyConfig, PlannerConfig, RowOptimizerConfig, RunConfig
 from hetrain.data.schema import SparseColumn
 from hetrain.errors import ConfigError
 from hetrain.planner.cluster import Cluster
@@ -12,6 +14,8 @@ from hetrain.planner.measured import skew_of
 from hetrain.planner.options import Constraint, Options
 from hetrain.planner.piece import SHARDING_TYPES, TIERS
 from hetrain.planner.planned import Planned
+from hetrain.planner.replicas import REPLICATED, all_replicated, beside_servers, check_replicas, held_by_workers
+from hetrain.planner.store_prices import StorePrices
 from hetrain.planner.strategies import Engine, make_plan
 from hetrain.planner.workload import FLOAT_BYTES, TableLoad
 from hetrain.tables import Table, check_tables
@@ -55,8 +59,19 @@ def loads_of(
     return loads
 
 
-def options_of(cfg: PlannerConfig, engine: Engine, mode: str, rows: RowOptimizerConfig, names: set[str]) -> Options:
-    """The limits of `planner.*`; ConfigError for what engine or row optimizer cannot train, or tables nobody knows."""
+def options_of(
+    cfg: PlannerConfig,
+    engine: Engine,
+    mode: str,
+    rows: RowOptimizerConfig,
+    names: set[str],
+    *,
+    replicas_by_price: bool = False,
+) -> Options:
+    """The limits of `planner.*`; ConfigError for what engine or row optimizer cannot train, or tables nobody knows.
+
+    `replicas_by_price`: whether the store of het may replicate without a word of the user.
+    """
     unknown = sorted(set(cfg.constraints) - names)
     if unknown:
         from difflib import get_close_matches
@@ -64,11 +79,14 @@ def options_of(cfg: PlannerConfig, engine: Engine, mode: str, rows: RowOptimizer
         close = get_close_matches(unknown[0], names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"planner.constraints: there is no table {unknown[0]!r}.{hint}")
-    allowed = _trainable(engine, rows)
+    wanted = cfg.data_parallel_threshold is not None or any(
+        REPLICATED in rule.sharding_types for rule in cfg.constraints.values()
+    )
+    allowed = _trainable(engine, rows, replicas=mode == "het" and (replicas_by_price or wanted))
     for where, types in _asked(cfg):
         for kind in types:
-            if engine == "store" and kind == "data_parallel":
-                continue  # passed over: cached rows are the store's replicas
+            if engine == "store" and kind == REPLICATED and kind not in allowed:
+                continue  # passed over: it is in the list that is the default of every mode
             if kind not in allowed:
                 raise ConfigError(
                     f"{where}={list(types)}: {_why_not(kind, mode, rows)} Choose from {', '.join(allowed)}."
@@ -89,6 +107,7 @@ def options_of(cfg: PlannerConfig, engine: Engine, mode: str, rows: RowOptimizer
             name: Constraint(tuple(rule.sharding_types), tuple(rule.tiers), rule.columns)
             for name, rule in cfg.constraints.items()
         },
+        data_parallel_by_price=engine == "torchrec" or replicas_by_price,
     )
 
 
@@ -102,9 +121,33 @@ def planned_for(cfg: RunConfig, loads: Sequence[TableLoad], cluster: Cluster, ti
     if cfg.store.index == "hash":  # holds the rows seen, and nobody knows how many they will be
         owners = replace(owners, ddr_bytes=BOUNDLESS)
     names = {load.table.name for load in loads}
-    options = options_of(cfg.planner, engine, mode, cfg.optimizer.rows, names)
-    planned = make_plan(cfg.planner.name, loads, owners, engine, cfg.train.batch_size, _of_tiers(options, tiers))
-    return planned if not servers else after_workers(planned, cluster.world_size)
+    by_price = mode == "het" and servers > 0 and cfg.planner.name == "hierarchical" and _rows_travel(cfg.consistency)
+    options = options_of(cfg.planner, engine, mode, cfg.optimizer.rows, names, replicas_by_price=by_price)
+    options, batch_size, workers = _of_tiers(options, tiers), cfg.train.batch_size, cluster.world_size
+    whole: list[TableLoad] = []
+    if servers:
+        prices = StorePrices(cluster, batch_size)
+        whole = held_by_workers(loads, options, prices, StorePrices(owners, batch_size, workers))
+        options = _of_owners(options)
+    owned = [load for load in loads if load not in whole]
+    if not owned:
+        raise all_replicated(len(loads))
+    asking = workers if servers else 0
+    planned = make_plan(cfg.planner.name, owned, owners, engine, batch_size, options, asking)
+    if servers:
+        planned = beside_servers(after_workers(planned, workers), whole, prices)
+    check_replicas(planned.plan, mode)
+    return planned
+
+
+def _of_owners(options: Options) -> Options:
+    """What servers may hold."""
+    return replace(options, sharding_types=tuple(kind for kind in options.sharding_types if kind != REPLICATED))
+
+
+def _rows_travel(consistency: ConsistencyConfig) -> bool:
+    """Whether every row of a batch is fetched and pushed in its step: there prices, which know no cache, are right."""
+    return parse_capacity(consistency.cache.capacity).amount == 0 or consistency.staleness < 1
 
 
 def after_workers(planned: Planned, workers: int) -> Planned:
@@ -113,7 +156,9 @@ def after_workers(planned: Planned, workers: int) -> Planned:
     pieces = tuple(replace(piece, rank=workers + piece.rank) for piece in plan.pieces)
     moved = replace(plan, world_size=workers + plan.world_size, pieces=pieces, ranks_per_node=0)
     ranks = tuple(replace(cost, rank=workers + cost.rank) for cost in planned.ranks)
-    return replace(planned, plan=moved, ranks=ranks)
+    words = re.sub(r"^rank (\d+)", lambda found: f"rank {workers + int(found[1])}", planned.bottleneck)
+    words = words.replace("cluster.intra_gb_s", "cluster.inter_gb_s")  # even one server is another machine to workers
+    return replace(planned, plan=moved, ranks=ranks, bottleneck=words)
 
 
 def _of_tiers(options: Options, tiers: Sequence[str]) -> Options:
@@ -129,10 +174,10 @@ def _asked(cfg: PlannerConfig) -> list[tuple[str, Sequence[str]]]:
     return [("planner.sharding_types", cfg.sharding_types or []), *rules]
 
 
-def _trainable(engine: Engine, rows: RowOptimizerConfig) -> tuple[str, ...]:
-    """Sharding types that train alike whatever the plan."""
+def _trainable(engine: Engine, rows: RowOptimizerConfig, *, replicas: bool) -> tuple[str, ...]:
+    """Sharding types that train alike whatever the plan; `replicas`: whether the store may hold some."""
     if engine == "store":
-        return STORE_TYPES
+        return (REPLICATED, *STORE_TYPES) if replicas else STORE_TYPES
     return tuple(kind for kind in SHARDING_TYPES if kind not in BY_COLUMNS or rows.name != "rowwise_adagrad")
 
 

@@ -9,11 +9,12 @@ import math
 from itertools import pairwise
 
 from hetrain.planner.cluster import Cluster
-from hetrain.planner.cut import RANK, Cut
+from hetrain.planner.cut import ALL, RANK, Cut
 from hetrain.planner.workload import TableLoad
 
 ID_BYTES = 8
 PASSES = 3  # over a row's bytes: it is read, and read and written in its update
+GRADIENT_PASSES = 4  # over a replicated table's gradient: cleared, read and written as it is summed, and looked through
 BYTES_PER_MS = 1e6  # of 1 GB/s
 MOST_RANGES = 64  # rows of a table are cut into at most, beside one for every rank
 
@@ -21,14 +22,18 @@ MOST_RANGES = 64  # rows of a table are cut into at most, beside one for every r
 class StorePrices:
     """Prices whole tables and row ranges of equal lookups on the owners of a cluster."""
 
-    def __init__(self, cluster: Cluster, batch_size: int) -> None:
-        self.cluster, self.batch_size = cluster, batch_size
+    def __init__(self, cluster: Cluster, batch_size: int, workers: int = 0) -> None:
+        """`workers`: where the cluster is one of servers, how many ranks ask them; 0: its own ranks do."""
+        self.cluster, self.batch_size, self._workers = cluster, batch_size, workers or cluster.world_size
+        self._device = (cluster.hbm_gb_s if cluster.kind == "cuda" else cluster.ddr_gb_s) * BYTES_PER_MS
         others = cluster.world_size - 1
         within = cluster.ranks_per_node - 1
         # milliseconds per byte that an owner exchanges with the average worker; its own costs nothing
         self._per_byte = (
             within / (cluster.intra_gb_s * BYTES_PER_MS) + (others - within) / (cluster.inter_gb_s * BYTES_PER_MS)
         ) / max(1, cluster.world_size)
+        if workers:
+            self._per_byte = 1 / (cluster.inter_gb_s * BYTES_PER_MS)
 
     def cuts(
         self, load: TableLoad, kinds: tuple[str, ...], tiers: tuple[str, ...], columns: int | None = None
@@ -39,6 +44,8 @@ class StorePrices:
         for kind in kinds:
             if kind == "table_wise":
                 found.append(self._ranges(load, kind, 1))
+            elif kind == "data_parallel":
+                found.append(self.replicated(load))
             elif kind == "row_wise":
                 numbers = {2, 4, 8, 16, 32, MOST_RANGES, self.cluster.world_size}
                 most = min(load.table.rows, self.cluster.world_size)
@@ -47,6 +54,21 @@ class StorePrices:
                 if load.skew is not None and load.skew.row_quantiles:
                     found += [self._ranges(load, kind, n, even=True) for n in parts]
         return found
+
+    def replicated(self, load: TableLoad) -> Cut:
+        """The table whole on every worker, its gradients summed by a ring through all of them."""
+        cluster, ranks = self.cluster, self.cluster.world_size
+        size = load.elements * load.element_bytes
+        link = cluster.intra_gb_s if cluster.nodes == 1 else cluster.inter_gb_s
+        comm = 2 * size * (ranks - 1) / ranks / (link * BYTES_PER_MS)
+        compute = (GRADIENT_PASSES * size + self._touched(load, ranks) * PASSES * load.row_bytes) / self._device
+        held = load.table.rows * load.row_bytes + 2 * size
+        hbm, ddr = (held, 0) if cluster.kind == "cuda" else (0, held)
+        return Cut("data_parallel", cluster.device_tier, ALL, 1, compute, comm, hbm, ddr, hbm * ranks, ddr * ranks)
+
+    def mean(self, load: TableLoad) -> float:
+        """Milliseconds of the mean owner."""
+        return self._ranges(load, "table_wise", 1).cost / self.cluster.world_size
 
     def _ranges(self, load: TableLoad, kind: str, parts: int, *, even: bool = False) -> Cut:
         """Ranges of equal lookups, or `even` ones of equal rows, which need least memory on a rank."""
@@ -62,11 +84,15 @@ class StorePrices:
 
     def _asked(self, load: TableLoad) -> float:
         """Rows that all workers ask for in a step."""
-        lookups = load.pooling * self.batch_size
+        return self._workers * self._touched(load, 1)
+
+    def _touched(self, load: TableLoad, workers: int) -> float:
+        """Distinct rows in the batches of `workers` of them, together."""
+        lookups = load.pooling * self.batch_size * workers
         if load.skew is not None:
-            return self.cluster.world_size * load.skew.unique_ids(lookups)
+            return load.skew.unique_ids(lookups)
         rows = load.table.rows
-        return self.cluster.world_size * (rows * -math.expm1(lookups * math.log1p(-1 / rows)) if rows > 1 else 1.0)
+        return rows * -math.expm1(lookups * math.log1p(-1 / rows)) if rows > 1 else 1.0
 
 
 def row_edges(load: TableLoad, parts: int, *, even: bool = False) -> list[int]:

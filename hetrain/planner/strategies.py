@@ -30,6 +30,7 @@ def make_plan(
     engine: Engine,
     batch_size: int,
     options: Options | None = None,
+    workers: int = 0,
 ) -> Planned:
     """A plan by `strategy`, checked; no process group is needed and no table is allocated.
 
@@ -40,13 +41,14 @@ def make_plan(
         engine: what the plan is for: torchrec cuts in every way, the store keeps rows whole, in host memory.
         batch_size: examples per rank and step.
         options: thresholds and constraints of the user.
+        workers: of a store whose rows lie on servers, the cluster: how many ranks beside them ask for rows.
 
     Raises:
         ConfigError: nothing fits (table, GiB needed, GiB there, numbered remedies), or an option is wrong.
     """
     if strategy not in STRATEGIES:
         raise ConfigError(f"planner.name={strategy}: expected one of {', '.join(STRATEGIES)}.")
-    case = Case(strategy, tuple(loads), cluster, engine, batch_size, options or Options())
+    case = Case(strategy, tuple(loads), cluster, engine, batch_size, options or Options(), workers)
     menu = _menu(case)
     if strategy == OURS:
         found, bound = hierarchical.search(menu)
@@ -73,7 +75,8 @@ def fits(case: Case) -> bool:
 
 
 def _menu(case: Case) -> Menu:
-    prices = (TorchRecPrices if case.engine == "torchrec" else StorePrices)(case.cluster, case.batch_size)
+    store = StorePrices(case.cluster, case.batch_size, case.workers)
+    prices = TorchRecPrices(case.cluster, case.batch_size) if case.engine == "torchrec" else store
     return make_menu(case.loads, case.cluster, prices.cuts, case.options)
 
 

@@ -146,7 +146,7 @@ def store_plan(
     """Which owner holds which rows for the store: whole tables and row ranges, no replicas.
 
     With `servers`, the last of the `world_size` ranks, they alone hold rows, in the memory of their hosts.
-    `data_parallel` in `planner.sharding_types` is passed over: cached rows are the store's replicas.
+    `data_parallel` in `planner.sharding_types`, the default, is passed over: TorchRec's prices are not the store's.
     With `index` hash an owner holds the rows seen, and nobody knows how many they will be: tables are dealt out by
     their rows as ever, but never refused, and those too large for a rank are cut by rows where that is allowed.
     `asked`: other machines than this run's, of owners alone.

@@ -100,11 +100,12 @@ class PredictedMemory:
     residue: int = 0  # of one worker, once full: rests that wait for rows without a slot, with comms.rows=dct
 
     def __str__(self) -> str:
-        worker = f"a worker's cache takes {_gib(self.cache + self.index)} ({_gib(self.index)} of it the index)"
+        whole, index = size_text(self.cache + self.index), size_text(self.index)
+        worker = f"a worker's cache takes {whole} ({index} of it the index)"
         if self.residue:
-            worker += f" and what comms.rows=dct holds back up to {_gib(self.residue)}"
+            worker += f" and what comms.rows=dct holds back up to {size_text(self.residue)}"
         if self.rows_at_start == self.rows_at_most:
-            return f"{worker}, an owner's rows {_gib(self.rows_at_start)}"
+            return f"{worker}, an owner's rows {size_text(self.rows_at_start)}"
         per_row = " or ".join(str(n) for n in dict.fromkeys(self.row_seen))
         return f"{worker}, an owner's rows {per_row} bytes for each row seen"
 
@@ -136,5 +137,6 @@ def predicted_memory(
     )
 
 
-def _gib(number: int) -> str:
+def size_text(number: int) -> str:
+    """Bytes in words."""
     return f"{number / GIB:.2f} GiB" if number >= GIB else f"{number / MIB:.1f} MiB"

@@ -1,6 +1,6 @@
 """Row numbers: all tables of one embedding dim as one range, and which owner holds which part of it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -30,11 +30,13 @@ class StorePlan(Protocol):
 
 
 class RowSpace:
-    """The tables of embedding dim `dim`, in model order; global row = offset of the table + id."""
+    """The tables of embedding dim `dim` that have owners, in model order; global row = offset of the table + id."""
 
-    def __init__(self, tables: Sequence[Table], dim: int) -> None:
-        """`tables`: all tables of the model; those of another dim only count for `table_index`."""
-        chosen = [(index, table) for index, table in enumerate(tables) if table.dim == dim]
+    def __init__(self, tables: Sequence[Table], dim: int, replicated: Collection[str] = ()) -> None:
+        """`tables`: all tables of the model; those of another dim, or `replicated`, only count for `table_index`."""
+        chosen = [
+            (index, table) for index, table in enumerate(tables) if table.dim == dim and table.name not in replicated
+        ]
         if not chosen:
             raise ValueError(f"no table has embedding dim {dim}")
         self.dim = dim
@@ -57,9 +59,10 @@ class RowSpace:
         return self._offset_of[table]
 
 
-def row_spaces(tables: Sequence[Table]) -> list[RowSpace]:
-    """One row space per embedding dim, in the order the dims first occur in `tables`."""
-    return [RowSpace(tables, dim) for dim in dict.fromkeys(table.dim for table in tables)]
+def row_spaces(tables: Sequence[Table], replicated: Collection[str] = ()) -> list[RowSpace]:
+    """One row space per embedding dim of the tables that are not `replicated`, in the order the dims first occur."""
+    dims = dict.fromkeys(table.dim for table in tables if table.name not in replicated)
+    return [RowSpace(tables, dim, replicated) for dim in dims]
 
 
 class OwnedRows(NamedTuple):

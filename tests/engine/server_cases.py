@@ -42,12 +42,13 @@ def make_side(
     dims: tuple[int, ...] = (8, 4, 8),
     traffic: Traffic | None = None,
     dense_comms: DenseComms | None = None,
+    plan: Plan | None = None,
     **settings: Any,
 ) -> Engine:
-    """This rank's engine: a worker's or a server's. Collective."""
+    """This rank's engine: a worker's or a server's; `plan`: by default that of server_plan. Collective."""
     workers = dist.new_group(list(range(world_size - servers))) if servers else None
     tables = make_tables(dims)
-    plan, traffic = server_plan(tables, world_size, servers), traffic or Traffic()
+    plan, traffic = plan or server_plan(tables, world_size, servers), traffic or Traffic()
     if rank < world_size - servers:
         common = {"dims": dims, "traffic": traffic, "plan": plan, "workers": workers, "servers": servers}
         return make_engine(world_size, optimizer, dense_comms=dense_comms, **common, **settings)

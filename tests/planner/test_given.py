@@ -83,10 +83,26 @@ def test_other_tables_are_named(tmp_path):
         given(tmp_path, plan(), tables=[Table("a", 9, 8, ("a",), 0.1), TABLES[1]])
 
 
-def test_the_store_holds_no_replicas(tmp_path):
-    held = plan("store", pieces=(), replicated=["a"])
-    with pytest.raises(ConfigError, match=r"'a' is replicated.*the store.*planner\.sharding_types"):
-        given(tmp_path, held, "het")
+def replicated(*names):
+    held = plan("store")
+    kinds = {**held["sharding"], **dict.fromkeys(names, "data_parallel")}
+    return held | {
+        "pieces": [piece for piece in held["pieces"] if piece["table"] not in names],
+        "replicated": list(names),
+        "sharding": kinds,
+    }
+
+
+def test_the_store_holds_replicas_where_workers_meet(tmp_path):
+    held = replicated("a")
+    found = given(tmp_path, held, "het")
+    assert (found.to_json(), found.replicated) == (held, {"a"})
+    for mode in ("asp", "ssp"):
+        words = rf"'a' is replicated.*the store.*={mode}.*\(1\).*planner\.sharding_types.*\(2\) set consistency=het"
+        with pytest.raises(ConfigError, match=words):
+            given(tmp_path, held, mode)
+    with pytest.raises(ConfigError, match=r"all 2 tables are replicated.*\(1\) Lower.*\(3\) set consistency=bsp"):
+        given(tmp_path, replicated("a", "b"), "het")
 
 
 PIECE = {"table": "a", "rank": 0, "rows": [0, 5], "columns": [0, 8]}
