@@ -33,7 +33,7 @@ class StoreMemory:
     replicas: int = 0  # of a worker: the tables it holds whole, with their gradients and optimizer state
 
     def on_host(self, ranks: Sequence[int], *, slots: bool, rows: bool) -> int:
-        """What `ranks` need; `slots`, `rows`: whether slots, rests and replicas of workers, and rows of owners, lie there."""
+        """What `ranks` need. `slots`: slots, rests and replicas of workers, `rows`: rows of owners lie there."""
         worker = self.most.index + (self.most.cache + self.most.residue + self.replicas if slots else 0)
         computing = sum(rank < self.workers for rank in ranks)
         return computing * worker + (sum(self.rows_at_start[rank] for rank in ranks) if rows else 0)
