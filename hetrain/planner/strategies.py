@@ -1,16 +1,18 @@
 """Every strategy by name: loads and a cluster in, a plan with its predicted cost out."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from hetrain.errors import ConfigError
 from hetrain.planner.assemble import assemble
 from hetrain.planner.bound import lower_bound
 from hetrain.planner.cluster import Cluster
-from hetrain.planner.hierarchical import search
+from hetrain.planner.fewer_types import search_types
 from hetrain.planner.menu import make_menu
 from hetrain.planner.misfit import misfit
 from hetrain.planner.options import Options
+from hetrain.planner.piece_costs import NO_COSTS
 from hetrain.planner.plain import lay_out
 from hetrain.planner.planned import Planned
 from hetrain.planner.store_prices import StorePrices
@@ -45,10 +47,12 @@ def make_plan(
     if strategy not in STRATEGIES:
         raise ConfigError(f"planner.name={strategy}: expected one of {', '.join(STRATEGIES)}.")
     options = options or Options()
+    if engine == "store":
+        cluster = replace(cluster, piece_costs=NO_COSTS)  # which are TorchRec's
     prices = (TorchRecPrices if engine == "torchrec" else StorePrices)(cluster, batch_size)
     menu = make_menu(loads, cluster, prices.cuts, options)
     if strategy == "hierarchical":
-        found, bound = search(menu)
+        found, bound = search_types(menu)
         if found is None:
             raise misfit(menu, options, batch_size, engine)
         layout = found
