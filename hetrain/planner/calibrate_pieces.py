@@ -5,7 +5,6 @@ steps take beyond the prices by bytes is shared out among the counts in which th
 examples, pieces x ids, sharding types. What a step takes under any plan is the batch's and no part of a price.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,11 +25,11 @@ from hetrain.planner.workload import TableLoad
 from hetrain.ranks import Ranks
 from hetrain.tables import Table
 
-BATCHES = ((64, 1), (2048, 1), (256, 16))  # examples of a rank, ids of each table per example
-TABLES_PER_RANK, ROWS, DIM = 2, 2000, 128
+BATCHES = ((64, 1), (1024, 1), (256, 16))  # examples of a rank, ids of each table per example
+TABLES_PER_RANK, ROWS, DIM = 2, 2000, 64
 COPIES, COPIED_ROWS = 0, 100  # no strips: replicated; of few rows, as the sum of gradients has a price of its own
 LAYOUTS = ((1, 1), (2, 2), (4, 4), (1, 2), (1, COPIES))  # strips of the tables of either half
-TURNS, STEPS = 7, 2  # plans and batches take turns; the median of a turn's time counts
+TURNS = 15  # of all plans and batches, a step each
 
 Step = Callable[[KeyedJaggedTensor], object]
 MakeStep = Callable[[Sequence[Table], Plan, torch.device], Step]
@@ -114,22 +113,19 @@ def _batch(tables: Sequence[Table], examples: int, ids: int, rank: int) -> Keyed
 
 
 def _times(ranks: Ranks, device: torch.device, works: Sequence[Callable[[], object]]) -> list[float]:
-    """Milliseconds of each work: the median over turns of the slowest rank's, equal on all ranks."""
+    """Milliseconds of each work, equal on all ranks: the shortest over turns of the slowest rank's time.
+
+    Others' work makes times longer, and twice as long on a busy machine: the median then measures them, not the plans.
+    """
     times: list[list[float]] = [[] for _ in works]
     for turn in range(1 + TURNS):
         for work, found in zip(works, times, strict=True):
             dist.barrier(ranks.group)
             begun = time.perf_counter()
-            for _ in range(STEPS):
-                work()
+            work()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            spent = (time.perf_counter() - begun) * 1000 / STEPS
             if turn:  # the first warms up
-                found.append(spent)
-    return [statistics.median(map(max, zip(*all_ranks, strict=True))) for all_ranks in _by_work(ranks.gather(times))]
-
-
-def _by_work(times: Sequence[Sequence[Sequence[float]]]) -> list[list[Sequence[float]]]:
-    """[rank][work][turn] as [work][rank][turn]."""
-    return [list(of_ranks) for of_ranks in zip(*times, strict=True)]
+                found.append((time.perf_counter() - begun) * 1000)
+    slowest = np.array(ranks.gather(times)).max(0)  # [works, turns]
+    return [float(ms) for ms in slowest.min(1)]

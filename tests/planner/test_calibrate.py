@@ -20,7 +20,7 @@ def measured(rank: int, world_size: int, file: str) -> None:
     """Few sizes, far apart."""
     calibrate.LOOKUPS, calibrate.MESSAGES = ((64, 16, 1), (4096, 128, 10)), (1 << 12, 1 << 23)  # type: ignore[assignment]
     calibrate.REPEATS = 3
-    calibrate_pieces.TURNS, calibrate_pieces.STEPS = 1, 1
+    calibrate_pieces.TURNS = 1
     ranks = Ranks(rank, world_size, dist.group.WORLD)
     calibrate.calibrate(ranks, torch.device("cpu"), Path(file), bag_step)
 
