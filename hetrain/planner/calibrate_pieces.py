@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from hetrain.planner.cluster import Cluster
@@ -48,7 +49,7 @@ class Trial:
 def measure_pieces(
     ranks: Ranks, device: torch.device, cluster: Cluster, make_step: MakeStep
 ) -> tuple[PieceCosts, float]:
-    """The costs, and the median relative error of the steps that they give. Collective.
+    """The costs, and how far a usual step is from the one they give, as a share of it. Collective.
 
     cluster: the ranks of this run, at the speeds that were measured of them.
     """
@@ -62,7 +63,8 @@ def measure_pieces(
             batch = _batch(tables, examples, ids, ranks.rank).to(device)
             works.append(partial(step, batch))
     times = _times(ranks, device, works)
-    return fitted([replace(trial, took_ms=ms) for trial, ms in zip(trials, times, strict=True)])
+    costs, off = fitted([replace(trial, took_ms=ms) for trial, ms in zip(trials, times.min(1), strict=True)])
+    return costs, max(off, float(np.median(1 - times.min(1) / np.median(times, 1))))
 
 
 def fitted(trials: Sequence[Trial]) -> tuple[PieceCosts, float]:
@@ -112,10 +114,10 @@ def _batch(tables: Sequence[Table], examples: int, ids: int, rank: int) -> Keyed
     return KeyedJaggedTensor([t.features[0] for t in tables], torch.cat(values), lengths=lengths, stride=examples)
 
 
-def _times(ranks: Ranks, device: torch.device, works: Sequence[Callable[[], object]]) -> list[float]:
-    """Milliseconds of each work, equal on all ranks: the shortest over turns of the slowest rank's time.
+def _times(ranks: Ranks, device: torch.device, works: Sequence[Callable[[], object]]) -> NDArray[np.float64]:
+    """Milliseconds of each work in each turn [works, turns], the slowest rank's, equal on all ranks.
 
-    Others' work makes times longer, and twice as long on a busy machine: the median then measures them, not the plans.
+    The shortest of a work counts: on a busy machine others' work makes the usual one several times as long.
     """
     times: list[list[float]] = [[] for _ in works]
     for turn in range(1 + TURNS):
@@ -127,5 +129,5 @@ def _times(ranks: Ranks, device: torch.device, works: Sequence[Callable[[], obje
                 torch.cuda.synchronize(device)
             if turn:  # the first warms up
                 found.append((time.perf_counter() - begun) * 1000)
-    slowest = np.array(ranks.gather(times)).max(0)  # [works, turns]
-    return [float(ms) for ms in slowest.min(1)]
+    slowest: NDArray[np.float64] = np.array(ranks.gather(times)).max(0)
+    return slowest
