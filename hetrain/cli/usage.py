@@ -164,8 +164,9 @@ most used keys
   plan.out=DIR              where to write
 
 option of plan alone
-  --calibrate               measure this machine's lookups, exchanges and reductions with launch.nproc ranks, save them
-                            as plans/profile.json (or cluster.profile=FILE), which plans for it then use
+  --calibrate               measure this machine's lookups, exchanges and reductions with launch.nproc ranks, and what
+                            pieces of tables and sharding types cost beside their bytes; save it all as
+                            plans/profile.json (or cluster.profile=FILE), which plans for it then use
 
 examples
   hetrain plan +experiment=merlin_medium cluster=dgx_a100 cluster.nodes=2

@@ -177,7 +177,7 @@ class ClusterConfig:
     intra_gb_s: float | None = None  # GB/s that one rank sends to others of its machine
     inter_gb_s: float | None = None  # GB/s that one rank sends to other machines
     latency_us: float | None = None  # microseconds of one message
-    profile: str | None = None  # measured speeds: the file that `hetrain plan --calibrate` wrote
+    profile: str | None = None  # measured speeds and costs: the file that `hetrain plan --calibrate` wrote
 
 
 @dataclass

@@ -70,9 +70,10 @@ def perform(job: Job, environment: RankEnvironment) -> int:
             reason = build.build(job.config, ranks, device, job.restarts).run()["stop_reason"]
             return int(signal.Signals[reason]) if reason.startswith("SIG") else 0
         if job.verb == "calibrate":
+            from hetrain.engine.bag_step import bag_step
             from hetrain.planner.calibrate import calibrate
 
-            calibrate(ranks, device, Path(job.options["out"]))
+            calibrate(ranks, device, Path(job.options["out"]), bag_step)
         elif job.verb == "eval":
             build.evaluate_run(job.config, job.options, ranks, device)
         else:

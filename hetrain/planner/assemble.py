@@ -32,8 +32,9 @@ def assemble(layout: Layout, bound: Bound, engine: str) -> Planned:
         tiers[cut.tier] += held
     plan = Plan(engine, layout.world, tuple(pieces), frozenset(replicated), sharding, layout.local)
     ranks = _ranks(layout, plan)
-    ms = min(bound.ms, max(rank.total_ms for rank in ranks))  # equal but for rounding
-    return Planned(plan, ranks, ms, bound.reason, bottleneck(layout), dict(tiers))
+    slowest = max(ranks, key=lambda cost: cost.total_ms)
+    ms = min(bound.ms + layout.menu.least_types_ms, slowest.total_ms)  # equal but for rounding
+    return Planned(plan, ranks, ms, bound.reason, bottleneck(layout, slowest), dict(tiers))
 
 
 def _pieces(load: TableLoad, cut: Cut, places: list[int], layout: Layout, engine: str) -> list[Piece]:
@@ -48,6 +49,7 @@ def _pieces(load: TableLoad, cut: Cut, places: list[int], layout: Layout, engine
 
 def _ranks(layout: Layout, plan: Plan) -> tuple[RankCost, ...]:
     compute, comm = np.zeros(layout.world), np.zeros(layout.world)
+    fixed = layout.types_ms
     rows = np.zeros(layout.world, dtype=np.int64)
     for table, load in enumerate(layout.menu.loads):
         cut = layout.of(table)
@@ -55,33 +57,37 @@ def _ranks(layout: Layout, plan: Plan) -> tuple[RankCost, ...]:
             ranks = layout.span(cut, place)
             compute[ranks] += cut.compute_ms
             comm[ranks] += cut.comm_ms
+            fixed += cut.shared_ms
         if load.table.name in plan.replicated:
             rows += load.table.rows
     for piece in plan.pieces:
         rows[piece.rank] += piece.rows
+    hbm, ddr = layout.held.tolist()
     return tuple(
-        RankCost(r, int(layout.held[0, r]), int(layout.held[1, r]), int(rows[r]), float(compute[r]), float(comm[r]))
-        for r in range(layout.world)
+        RankCost(r, hbm[r], ddr[r], int(rows[r]), float(compute[r]), float(comm[r]), fixed) for r in range(layout.world)
     )
 
 
-def bottleneck(layout: Layout) -> str:
+def bottleneck(layout: Layout, slowest: RankCost) -> str:
     """What the slowest rank does most, and which key would change it."""
-    menu, rank = layout.menu, int(layout.ms.argmax())
+    menu, rank = layout.menu, slowest.rank
     here = [t for t, places in enumerate(layout.places) if _loads(layout, t, places, rank)]
-    comm = sum(layout.of(t).comm_ms for t in here)
-    total = max(layout.slowest, 1e-30)
+    comm, total = slowest.comm_ms, max(slowest.total_ms, 1e-30)
     top = max(here, key=lambda t: layout.of(t).cost, default=0)
     cut, name = layout.of(top), menu.loads[top].table.name
     within = menu.cluster.nodes == 1
-    if comm > total / 2:
+    if slowest.fixed_ms > total / 2:
+        what = f"{slowest.fixed_ms / total:.0%} of its time is what pieces cost each; fewer (planner.sharding_types)"
+    elif comm > slowest.compute_ms:
         link = "cluster.intra_gb_s" if within else "cluster.inter_gb_s"
         what = f"{comm / total:.0%} of its time is exchange; a faster link ({link}) or a smaller train.batch_size"
     else:
         tier = "cluster.hbm_gb_s" if menu.cluster.kind == "cuda" else "cluster.ddr_gb_s"
         slow = [t for t in here if layout.of(t).tier != menu.cluster.device_tier]
         where = f" ({len(slow)} tables through the host's memory: more planner.memory_gib)" if slow else ""
-        what = f"{1 - comm / total:.0%} of its time is reading and updating rows; faster memory ({tier}){where}"
+        what = (
+            f"{slowest.compute_ms / total:.0%} of its time is reading and updating rows; faster memory ({tier}){where}"
+        )
     return f"rank {rank}: {what} would move it. Most is table {name!r} ({cut.kind}, {cut.cost:.3g} of {total:.3g} ms)"
 
 

@@ -2,6 +2,7 @@
 
 Measured with all ranks at it at once, as in training: fused lookups with their backward and update, the exchange of
 pooled embeddings, the sum of dense gradients. A speed is what makes the cost model (TorchRecPrices) give these times.
+What pieces and sharding types cost beside their bytes comes from whole steps (calibrate_pieces.py), at these speeds.
 """
 
 import json
@@ -21,8 +22,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 
 from hetrain.durable import write_text
 from hetrain.errors import TrainingError
+from hetrain.planner.calibrate_pieces import MakeStep, measure_pieces
 from hetrain.planner.cluster import GIB, Cluster
 from hetrain.planner.fit import line, relative_error
+from hetrain.planner.machines import FORMAT, USUAL
+from hetrain.planner.piece_costs import NO_COSTS, PieceCosts
 from hetrain.planner.torchrec_prices import BYTES_PER_MS, TorchRecPrices
 from hetrain.planner.workload import TableLoad
 from hetrain.ranks import Ranks
@@ -56,8 +60,11 @@ class Series:
         return relative_error(self.start_ms, 1 / (self.gb_s * BYTES_PER_MS), self.sizes, self.times)
 
 
-def calibrate(ranks: Ranks, device: torch.device, file: Path) -> None:
-    """Measure on all ranks and let the first write the profile and say what it found. Collective."""
+def calibrate(ranks: Ranks, device: torch.device, file: Path, make_step: MakeStep) -> None:
+    """Measure on all ranks and let the first write the profile and say what it found. Collective.
+
+    `make_step`: makes a step of the engine that trains by TorchRec's plans.
+    """
     local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
     found = [_fitted("lookups", *_lookups(ranks, device))]
     if not ranks.alone:
@@ -67,21 +74,51 @@ def calibrate(ranks: Ranks, device: torch.device, file: Path) -> None:
         if local < ranks.world_size:
             found.append(_fitted("exchange of all", *_exchanges(ranks, device, None, ranks.world_size)))
         found.append(_fitted("sum of dense gradients", *_sums(ranks, device)))
+    speeds = _speeds(found, device.type, local)
+    costs, off = NO_COSTS, 0.0
+    if not ranks.alone:
+        all_speeds = {**USUAL[device.type], "hbm_gb_s": speeds.get("ddr_gb_s", 0.0), **speeds}
+        cluster = Cluster(device.type, ranks.world_size // local, local, GIB, GIB, **all_speeds, piece_costs=NO_COSTS)
+        costs, off = measure_pieces(ranks, device, cluster, make_step)
     if not ranks.first:
         return
     replaced = " (in place of the one before)" if file.exists() else ""
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, json.dumps(profile(found, device.type, ranks.world_size, local), indent=1) + "\n")
+    write_text(file, json.dumps(profile(found, device.type, ranks.world_size, local, costs), indent=1) + "\n")
     for series in found:
         print(f"{series.what:<28}{series.gb_s:>9.3f} GB/s, {series.start_ms * 1000:,.0f} us to begin with ", end="")
         print(f"({len(series.times)} sizes, off by {series.error:.0%})")
-    if any(series.error > MOST_OFF for series in found):
+    if not ranks.alone:
+        print(_in_words(costs, off))
+    if max(off, *(series.error for series in found)) > MOST_OFF:
         print("The times are uneven: measure again when nothing else uses these machines.")
     print(f"saved       {file}{replaced}, which `hetrain plan` uses for cluster=local or as cluster.profile={file}")
 
 
-def profile(found: list[Series], device: str, world_size: int, local: int) -> dict[str, Any]:
-    """The profile: speeds as `cluster.*` has them, and what they were fitted to."""
+def profile(
+    found: list[Series], device: str, world_size: int, local: int, costs: PieceCosts = NO_COSTS
+) -> dict[str, Any]:
+    """The profile: speeds as `cluster.*` has them, what they were fitted to, and what pieces cost beside bytes."""
+    return {
+        "format": FORMAT,
+        "device": device,
+        "nodes": world_size // local,
+        "ranks_per_node": local,
+        "speeds": _speeds(found, device, local),
+        "piece_costs": costs.to_json(),
+        "measured": {series.what: series.to_json() for series in found},
+    }
+
+
+def _in_words(costs: PieceCosts, off: float) -> str:
+    return (
+        f"{'pieces':<28}{costs.piece_us:>9,.0f} us each, {costs.bag_ns:,.0f} ns per example, {costs.id_ns:,.0f} ns per "
+        f"id (steps off by {off:.0%})\n"
+        f"{'sharding types':<28}{costs.type_us:>9,.0f} us each, replicated tables {costs.replicas_us:,.0f} us"
+    )
+
+
+def _speeds(found: list[Series], device: str, local: int) -> dict[str, float]:
     by_name = {series.what: series for series in found}
     speeds = {"hbm_gb_s" if device == "cuda" else "ddr_gb_s": by_name["lookups"].gb_s}
     exchange = by_name.get("exchange within a machine")
@@ -92,14 +129,7 @@ def profile(found: list[Series], device: str, world_size: int, local: int) -> di
     elif "sum of dense gradients" in by_name:
         # On one machine the cost model takes this speed for nothing but replicated tables, a part of it for each rank.
         speeds["inter_gb_s"] = by_name["sum of dense gradients"].gb_s / local
-    return {
-        "format": 1,
-        "device": device,
-        "nodes": world_size // local,
-        "ranks_per_node": local,
-        "speeds": speeds,
-        "measured": {series.what: series.to_json() for series in found},
-    }
+    return speeds
 
 
 def _fitted(what: str, sizes: list[float], times: list[float]) -> Series:

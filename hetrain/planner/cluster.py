@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from hetrain.errors import ConfigError
+from hetrain.planner.piece_costs import NO_COSTS, PieceCosts
 
 GIB = 1 << 30
 KINDS = ("cuda", "cpu")
@@ -23,6 +24,7 @@ class Cluster:
     inter_gb_s: float  # between nodes
     latency_us: float = 0.0  # of one message
     host_link_gb_s: float = 32.0  # between a device and its host's memory
+    piece_costs: PieceCosts = NO_COSTS  # none: prices are TorchRec's own
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 1), ("ranks_per_node", 1), ("hbm_bytes", 0), ("ddr_bytes", 0), ("latency_us", 0)):

@@ -23,15 +23,20 @@ class Cut:
     hbm_total: int  # over all ranks: the last block of rows may be shorter than the others
     ddr_total: int
     even: bool = False  # row ranges of the store: of equal rows, not of equal lookups
+    shared_ms: float = 0.0  # that a part adds to every rank, wherever it lies: what a piece costs beside its bytes
 
     @property
     def cost(self) -> float:
-        """Milliseconds that a part adds to a rank."""
+        """Milliseconds that a part adds to a rank of its place, beside what it adds to all."""
         return self.compute_ms + self.comm_ms
 
     def loaded_ranks(self, world_size: int, ranks_per_node: int) -> int:
         """Rank loads that all parts make together."""
-        return self.parts * (world_size, ranks_per_node, 1)[self.place]
+        return self.parts * self.width(world_size, ranks_per_node)
+
+    def width(self, world_size: int, ranks_per_node: int) -> int:
+        """Ranks of a part's place, each of which holds a piece of it."""
+        return (world_size, ranks_per_node, 1)[self.place]
 
 
 def pieces_of(table: Table, cut: Cut, places: list[int], world_size: int, ranks_per_node: int) -> list[Piece]:

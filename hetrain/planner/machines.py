@@ -10,6 +10,7 @@ from hetrain.errors import ConfigError
 from hetrain.json_file import read_json, whole_number
 from hetrain.planner.cluster import GIB, Cluster
 from hetrain.planner.host_memory import host_memory
+from hetrain.planner.piece_costs import NO_COSTS, PieceCosts
 
 PROFILE = Path("plans") / "profile.json"  # where `hetrain plan --calibrate` writes, and what is read when it is there
 SPEEDS = ("hbm_gb_s", "ddr_gb_s", "host_link_gb_s", "intra_gb_s", "inter_gb_s", "latency_us")
@@ -22,6 +23,7 @@ USUAL = {
 USED = {"cpu": ("ddr_gb_s", "intra_gb_s", "inter_gb_s", "latency_us"), "cuda": SPEEDS}
 NVIDIA = Path("/proc/driver/nvidia/gpus")  # one folder per GPU
 LOCAL_RANKS = 2  # of a machine without GPUs
+FORMAT = 2  # of a profile; one of format 1 has no costs of pieces
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,9 @@ def machines_of(cfg: ClusterConfig, memory_gib: float | None = None, nproc: int 
     gpus = len(list(NVIDIA.iterdir())) if NVIDIA.is_dir() else 0
     device = cfg.device or ("cuda" if gpus else "cpu")
     ranks = cfg.gpus_per_node or nproc or (gpus if device == "cuda" else 0) or LOCAL_RANKS
-    speeds, source = _speeds(cfg, device)
+    speeds, piece_costs, source = _speeds(cfg, device)
+    if (cfg.nodes or 1) * ranks == 1:
+        piece_costs = NO_COSTS  # nothing is exchanged
     own = None if memory_gib is None else int(memory_gib * GIB)
     ddr = GIB * cfg.ddr_gib if cfg.ddr_gib is not None else host_memory()
     share = int(ddr * (1 - cfg.reserve)) // ranks
@@ -50,7 +54,7 @@ def machines_of(cfg: ClusterConfig, memory_gib: float | None = None, nproc: int 
         hbm, share = 0, share if own is None else own
     else:
         hbm = own if own is not None else int(_hbm_gib(cfg) * (1 - cfg.reserve) * GIB)
-    return Machines(Cluster(device, cfg.nodes or 1, ranks, hbm, share, **speeds), source)
+    return Machines(Cluster(device, cfg.nodes or 1, ranks, hbm, share, **speeds, piece_costs=piece_costs), source)
 
 
 def _hbm_gib(cfg: ClusterConfig) -> float:
@@ -66,24 +70,25 @@ def _hbm_gib(cfg: ClusterConfig) -> float:
     return float(torch.cuda.get_device_properties(0).total_memory) / GIB
 
 
-def _speeds(cfg: ClusterConfig, device: str) -> tuple[dict[str, float], str]:
-    """All speeds, and where they come from. A profile in its usual place is of this machine, so of no preset."""
+def _speeds(cfg: ClusterConfig, device: str) -> tuple[dict[str, float], PieceCosts, str]:
+    """All speeds, costs of pieces, and where they come from; a profile in its usual place is of no preset's machine."""
     given = {key: getattr(cfg, key) for key in SPEEDS if getattr(cfg, key) is not None}
     here = not given and cfg.device is None and PROFILE.is_file()
     file = Path(cfg.profile) if cfg.profile is not None else PROFILE if here else None
-    measured = {} if file is None else read_profile(file, device, cfg.nodes or 1)
+    measured, piece_costs = ({}, NO_COSTS) if file is None else read_profile(file, device, cfg.nodes or 1)
     speeds = {**USUAL[device], **measured, **given}
     speeds["hbm_gb_s"] = speeds["hbm_gb_s"] or speeds["ddr_gb_s"]  # never used on a CPU
     sources = [name for name, there in ((str(file), measured), ("the config", given)) if there]
     if not measured and not set(USED[device]) <= given.keys():
         sources.append("common machines of the kind")
-    return speeds, " and ".join(sources)
+    return speeds, piece_costs, " and ".join(sources)
 
 
-def read_profile(file: Path, device: str, nodes: int) -> dict[str, float]:
-    """The speeds in a profile of `hetrain plan --calibrate`; ConfigError when it is none, or of another device.
+def read_profile(file: Path, device: str, nodes: int) -> tuple[dict[str, float], PieceCosts]:
+    """What a profile of `hetrain plan --calibrate` measured; ConfigError when it is none, or of another device.
 
-    One machine has not measured the speed between machines: for more of them it is left out.
+    One machine has not measured the speed between machines: for more of them it is left out. A profile of format 1, and
+    one of a single rank, know no costs of pieces, so that prices are by bytes alone.
     """
     remedy = "Measure again with `hetrain plan --calibrate`, or leave cluster.profile out."
     try:
@@ -91,6 +96,9 @@ def read_profile(file: Path, device: str, nodes: int) -> dict[str, float]:
         speeds = {key: float(value) for key, value in held["speeds"].items() if key in SPEEDS}
         if not all(0 <= speed < math.inf for speed in speeds.values()):
             raise ValueError(f"speeds {speeds}")
+        if (version := whole_number(held.get("format", 1))) not in (1, FORMAT):
+            raise ValueError(f"format {version}")
+        piece_costs = NO_COSTS if version == 1 else PieceCosts.from_json(held["piece_costs"])
         measured_on, measured_nodes = str(held["device"]), whole_number(held["nodes"])
     except OSError as error:
         raise ConfigError(f"cluster.profile={file}: cannot be read ({error.strerror}). {remedy}") from error
@@ -102,4 +110,4 @@ def read_profile(file: Path, device: str, nodes: int) -> dict[str, float]:
         )
     if measured_nodes == 1 and nodes > 1:
         speeds.pop("inter_gb_s", None)
-    return speeds
+    return speeds, piece_costs

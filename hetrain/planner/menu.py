@@ -1,7 +1,8 @@
 """What every table may become, as arrays: tables that are alike share one row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,24 @@ class Menu:
     hbm: Floats  # [C, O] bytes that it adds to the mean rank
     ddr: Floats
     cluster: Cluster
+
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        """Sharding types that some table may have."""
+        return frozenset(cut.kind for cuts in self.cuts for cut in cuts)
+
+    @cached_property
+    def least_types_ms(self) -> float:
+        """What every plan spends on the sharding types that it uses, at least."""
+        return self.cluster.piece_costs.least_types_ms(self.kinds)
+
+    def of_kinds(self, kinds: Container[str]) -> "Menu | None":
+        """With cuts of these sharding types alone; None where a table has no other."""
+        cuts = tuple(tuple(cut for cut in row if cut.kind in kinds) for row in self.cuts)
+        if not all(cuts):
+            return None
+        there, arrays = _arrays(cuts, self.cluster)
+        return Menu(self.loads, self.kind_of, self.copies, cuts, there, **arrays, cluster=self.cluster)
 
 
 def make_menu(loads: Sequence[TableLoad], cluster: Cluster, prices: Prices, options: Options) -> Menu:
@@ -106,7 +125,7 @@ def _arrays(cuts: Sequence[Sequence[Cut]], cluster: Cluster) -> tuple[NDArray[np
     for c, row in enumerate(cuts):
         for o, cut in enumerate(row):
             taken[c, o] = 0.0 if cut.place == ALL else cut.loaded_ranks(ranks, local) / ranks
-            everywhere[c, o] = cut.cost if cut.place == ALL else 0.0
+            everywhere[c, o] = cut.parts * cut.shared_ms + (cut.cost if cut.place == ALL else 0.0)
             largest[c, o] = 0.0 if cut.place == ALL else cut.cost
             chunk[c, o] = max(cut.hbm / max(1, cluster.hbm_bytes), cut.ddr / max(1, cluster.ddr_bytes))
             hbm[c, o] = cut.hbm_total / ranks

@@ -40,7 +40,8 @@ def page(title: str, lines: Sequence[tuple[str, str]], planned: Planned, loads: 
             f"<h2>What each rank holds</h2><p>{legend}</p>",
             _held(planned, loads, c),
             '<h2>What each rank takes</h2><p><i style="background:#1f6feb"></i>compute '
-            '<i style="background:#d1570a"></i>communication; red: the lower bound</p>',
+            '<i style="background:#d1570a"></i>communication '
+            '<i style="background:#9aa5b1"></i>fixed, by count of pieces and sharding types; red: the lower bound</p>',
             _taken(planned),
             "<h2>Tables</h2>",
             _tables(planned, loads),
@@ -105,7 +106,7 @@ def _taken(planned: Planned) -> str:
     rows = []
     for at, cost in enumerate(planned.ranks):
         x, y, parts = float(LEFT), _y(at, planned), []
-        for color, ms in (("#1f6feb", cost.compute_ms), ("#d1570a", cost.comm_ms)):
+        for color, ms in (("#1f6feb", cost.compute_ms), ("#d1570a", cost.comm_ms), ("#9aa5b1", cost.fixed_ms)):
             parts.append(f'<rect x="{x:.1f}" y="{y}" width="{ms * scale:.1f}" height="12" fill="{color}"/>')
             x += ms * scale
         rows.append(_rank(at, planned, parts, f"{milliseconds(cost.total_ms)} ms"))

@@ -27,6 +27,16 @@ class Layout:
         """Milliseconds of the slowest rank."""
         return float(self.ms.max())
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Sharding types in use."""
+        return frozenset(self.of(table).kind for table in range(len(self.places)))
+
+    @property
+    def types_ms(self) -> float:
+        """Milliseconds that every rank spends on the sharding types in use, beside those of `ms`."""
+        return self.menu.cluster.piece_costs.types_ms(self.kinds)
+
     def of(self, table: int) -> Cut:
         """The cut of a table."""
         return self.menu.cuts[int(self.menu.kind_of[table])][int(self.cut[table])]
@@ -42,6 +52,7 @@ class Layout:
         cut = self.of(table)
         ranks = self.span(cut, place)
         self.ms[ranks] += sign * cut.cost
+        self.ms += sign * cut.shared_ms
         self.held[0, ranks] += sign * cut.hbm
         self.held[1, ranks] += sign * cut.ddr
         if sign > 0:

@@ -16,11 +16,12 @@ class RankCost:
     rows: int  # rows held, a replicated table's too; a row cut by columns counts on each holder
     compute_ms: float
     comm_ms: float
+    fixed_ms: float = 0.0  # what pieces and sharding types cost beside their bytes, where that was measured
 
     @property
     def total_ms(self) -> float:
         """What the rank takes for a step's embeddings."""
-        return self.compute_ms + self.comm_ms
+        return self.compute_ms + self.comm_ms + self.fixed_ms
 
 
 @dataclass(frozen=True)

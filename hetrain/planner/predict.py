@@ -19,13 +19,19 @@ def predict(plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_size
 
     A piece of all rows costs what a whole table of its columns would; one of a block of rows what its block does.
     """
+    local, costs = cluster.ranks_per_node, cluster.piece_costs
+    fixed = costs.types_ms(plan.sharding.values())
     sums: list[Counter[str]] = [Counter() for _ in range(cluster.world_size)]
     spent = [[0.0, 0.0] for _ in sums]
     for _, rank, rows, cut in _held(plan, loads, cluster, batch_size):
         sums[rank].update(hbm=cut.hbm, ddr=cut.ddr, rows=rows)
         spent[rank][0] += cut.compute_ms
         spent[rank][1] += cut.comm_ms
-    return tuple(RankCost(rank, held["hbm"], held["ddr"], held["rows"], *spent[rank]) for rank, held in enumerate(sums))
+        fixed += cut.shared_ms / cut.width(cluster.world_size, local)
+    return tuple(
+        RankCost(rank, held["hbm"], held["ddr"], held["rows"], compute, comm, fixed)
+        for rank, (held, (compute, comm)) in enumerate(zip(sums, spent, strict=True))
+    )
 
 
 def bottleneck(plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_size: int, rank: int) -> str:
@@ -35,17 +41,17 @@ def bottleneck(plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_s
         if holder == rank:
             by_table[load.table.name][0] += cut.compute_ms
             by_table[load.table.name][1] += cut.comm_ms
-    compute, comm = (sum(ms[i] for ms in by_table.values()) for i in (0, 1))
-    if not compute + comm:
+    cost = predict(plan, loads, cluster, batch_size)[rank]
+    if not cost.compute_ms + cost.comm_ms:
         return "no table is looked up"
-    share = max(compute, comm) / (compute + comm)
+    share = max(cost.compute_ms, cost.comm_ms) / cost.total_ms
     what, key = "reading and updating rows; faster memory", "hbm_gb_s" if cluster.kind == "cuda" else "ddr_gb_s"
-    if comm > compute:
+    if cost.comm_ms > cost.compute_ms:
         what, key = "exchange; a faster link", "inter_gb_s" if cluster.nodes > 1 else "intra_gb_s"
     top = max(by_table, key=lambda name: sum(by_table[name]))
     return (
         f"{share:.0%} of its time is {what} (cluster.{key}) or a smaller train.batch_size would move it. Most is table "
-        f"{top!r} ({plan.sharding[top]}, {sum(by_table[top]):.3g} of {compute + comm:.3g} ms)"
+        f"{top!r} ({plan.sharding[top]}, {sum(by_table[top]):.3g} of {cost.total_ms:.3g} ms)"
     )
 
 

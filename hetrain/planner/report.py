@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hetrain.planner.cluster import GIB, Cluster
+from hetrain.planner.piece_costs import NO_COSTS
 from hetrain.planner.planned import Planned, RankCost
 from hetrain.planner.workload import TableLoad
 
@@ -46,6 +47,7 @@ def _mean(ranks: Sequence[RankCost]) -> RankCost:
         rows=sum(cost.rows for cost in ranks) // n,
         compute_ms=sum(cost.compute_ms for cost in ranks) / n,
         comm_ms=sum(cost.comm_ms for cost in ranks) / n,
+        fixed_ms=sum(cost.fixed_ms for cost in ranks) / n,
     )
 
 
@@ -70,6 +72,7 @@ def asked_lines(what: str, loads: Sequence[TableLoad], cluster: Cluster, speeds_
     measured = sum(load.skew is not None for load in loads)
     memories = [(cluster.hbm_bytes, "hbm")] if cluster.kind == "cuda" else []
     memory = " and ".join(f"{size_text(size)} {name}" for size, name in [*memories, (cluster.ddr_bytes, "ddr")])
+    costs = "" if cluster.piece_costs == NO_COSTS else ", with costs of pieces and sharding types"
     links = f"{cluster.intra_gb_s:g} GB/s within, {cluster.inter_gb_s:g} GB/s between machines"
     skew = "not known: all ids taken as equally frequent (`hetrain stats` measures those of a data set)"
     if measured:
@@ -82,7 +85,7 @@ def asked_lines(what: str, loads: Sequence[TableLoad], cluster: Cluster, speeds_
         ),
         ("skew", skew),
         ("machines", f"{cluster.nodes:,} of {cluster.ranks_per_node} {cluster.kind} ranks, each {memory} for tables"),
-        ("speeds", f"{links}, from {speeds_from}"),
+        ("speeds", f"{links}, from {speeds_from}{costs}"),
     ]
 
 
@@ -92,8 +95,13 @@ def found_lines(planned: Planned, batch_size: int) -> list[tuple[str, str]]:
     above = f"{slowest / bound - 1:.1%} above" if bound > 0 else "above"
     best = f"{milliseconds(bound)} ms, which no plan of the cuts allowed can go below"
     kinds = Counter(planned.plan.sharding.values())
+    fixed, pieces = planned.ranks[0].fixed_ms, len(planned.plan.pieces)
+    costs = (
+        f"{milliseconds(fixed)} ms of every rank's total: {pieces:,} pieces and {len(kinds)} sharding types, by count"
+    )
     return [
         ("slowest", f"{milliseconds(slowest)} ms a step for the embeddings of {batch_size:,} examples per rank"),
+        *([("fixed", costs)] if fixed else []),
         ("bound", f"{above} {best}: {planned.bounded_by}"),
         ("balance", f"max/mean {planned.imbalance:.3f}"),
         ("bottleneck", planned.bottleneck),

@@ -97,17 +97,19 @@ class Rebuilder:
         layout, draw = self.layout, self._draw
         slow = np.flatnonzero(layout.ms > self._target)
         count = int(draw.integers(2, MOST + 1))
-        tables = {int(draw.choice(on_rank(layout, int(draw.choice(slow)))))} if len(slow) else set()
+        tables = {self._of(int(draw.choice(slow)))} if len(slow) else set()
         if draw.random() < 0.15:
             tables.update(self._on_node(int(draw.integers(layout.world // layout.local))))
         while len(tables) < min(count, len(layout.places)):
-            if draw.random() < 0.3:
-                tables.add(int(draw.integers(len(layout.places))))
-            else:
-                held = on_rank(layout, int(draw.integers(layout.world)))
-                tables.update([int(draw.choice(held))] if len(held) else [])  # a rank may hold nothing
+            rank = -1 if draw.random() < 0.3 else int(draw.integers(layout.world))
+            tables.add(self._of(rank))
         size = {t: layout.of(t).cost * draw.uniform(0.5, 1.5) for t in sorted(tables)}
         return sorted(size, key=lambda t: -size[t])
+
+    def _of(self, rank: int) -> int:
+        """A table of a rank; any, where it has none or `rank` is -1."""
+        here = [] if rank < 0 else on_rank(self.layout, rank)
+        return int(self._draw.choice(here)) if here else int(self._draw.integers(len(self.layout.places)))
 
     def _on_node(self, node: int) -> list[int]:
         """Tables of the ranks of a node, but for those on every rank."""
@@ -133,7 +135,10 @@ class Rebuilder:
                 continue
             tight = cut.hbm > least[0] or cut.ddr > least[1]
             full = ((room[0] < cut.hbm) | (room[1] < cut.ddr)) if tight else None
-            excess, places = _fit(cut, slack, order, layout.local, full, snug)
+            shared = cut.parts * cut.shared_ms
+            excess, places = _fit(cut, slack - shared, order, layout.local, full, snug)
+            if shared:
+                excess += float(_excess(slack, shared).sum())
             cost = excess + waste
             if noise:
                 cost *= self._draw.uniform(1.0, 1.0 + noise)

@@ -1,6 +1,7 @@
 """Every strategy by name: loads and a cluster in, a plan with its predicted cost out."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from hetrain.errors import ConfigError
@@ -8,9 +9,11 @@ from hetrain.planner import hierarchical
 from hetrain.planner.assemble import assemble
 from hetrain.planner.bound import lower_bound
 from hetrain.planner.cluster import Cluster
+from hetrain.planner.fewer_types import search_types
 from hetrain.planner.menu import Menu, make_menu
 from hetrain.planner.misfit import MisfitError
 from hetrain.planner.options import Options
+from hetrain.planner.piece_costs import NO_COSTS
 from hetrain.planner.place import Layout
 from hetrain.planner.plain import lay_out
 from hetrain.planner.planned import Planned
@@ -51,7 +54,7 @@ def make_plan(
     case = Case(strategy, tuple(loads), cluster, engine, batch_size, options or Options(), workers)
     menu = _menu(case)
     if strategy == OURS:
-        found, bound = hierarchical.search(menu)
+        found, bound = search_types(menu)
         layout, left = (found, -1) if found is not None else _by_memory(menu, case.options)
     else:
         layout, left = lay_out(strategy, menu, case.options)
@@ -75,9 +78,12 @@ def fits(case: Case) -> bool:
 
 
 def _menu(case: Case) -> Menu:
-    store = StorePrices(case.cluster, case.batch_size, case.workers)
-    prices = TorchRecPrices(case.cluster, case.batch_size) if case.engine == "torchrec" else store
-    return make_menu(case.loads, case.cluster, prices.cuts, case.options)
+    if case.engine == "torchrec":
+        cluster, cuts = case.cluster, TorchRecPrices(case.cluster, case.batch_size).cuts
+    else:  # costs of pieces are TorchRec's
+        cluster = replace(case.cluster, piece_costs=NO_COSTS)
+        cuts = StorePrices(cluster, case.batch_size, case.workers).cuts
+    return make_menu(case.loads, cluster, cuts, case.options)
 
 
 def _by_memory(menu: Menu, options: Options) -> tuple[Layout, int]:

@@ -10,6 +10,7 @@ from hetrain.planner.bound import lower_bound
 from hetrain.planner.cluster import Cluster
 from hetrain.planner.devices import DeviceSet
 from hetrain.planner.menu import make_menu
+from hetrain.planner.piece_costs import NO_COSTS
 from hetrain.planner.plan import Plan
 from hetrain.planner.planned import Planned
 from hetrain.planner.predict import bottleneck, predict
@@ -24,15 +25,18 @@ def planned_by_torchrec(cfg: RunConfig, loads: Sequence[TableLoad], cluster: Clu
     batch, mode = cfg.train.batch_size, cfg.consistency.mode
     servers = cfg.cluster.servers
     owners = replace(cluster, kind="cpu", nodes=servers, ranks_per_node=1) if servers else cluster
+    if mode != "bsp":
+        owners = replace(owners, piece_costs=NO_COSTS)  # which are those of TorchRec's step
     plan = replace(_search(cfg, loads, owners), ranks_per_node=0 if servers else cluster.ranks_per_node)
     plan.check([load.table for load in loads])
     ranks = predict(plan, loads, owners, batch)
     slowest = max(ranks, key=lambda cost: cost.total_ms).rank
     options = options_of(cfg.planner, engine_of(mode), mode, cfg.optimizer.rows, {load.table.name for load in loads})
-    bound = lower_bound(make_menu(loads, owners, TorchRecPrices(owners, batch).cuts, options))
+    menu = make_menu(loads, owners, TorchRecPrices(owners, batch).cuts, options)
+    bound = lower_bound(menu)
     tiers = {tier: sum(getattr(cost, f"{tier}_bytes") for cost in ranks) for tier in ("hbm", "ddr")}
     words = bottleneck(plan, loads, owners, batch, slowest)
-    planned = Planned(plan, ranks, bound.ms, bound.reason, words, tiers)
+    planned = Planned(plan, ranks, bound.ms + menu.least_types_ms, bound.reason, words, tiers)
     return planned if not servers else after_workers(planned, cluster.world_size)
 
 

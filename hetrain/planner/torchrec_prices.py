@@ -3,10 +3,11 @@
 TorchRec prices a shard from its lookups, its width and four speeds. The formulas are re-stated here because its
 enumerator makes millions of objects for large models; a test compares every figure with TorchRec's. Where a table's
 skew is known, two things are priced better than TorchRec does: the fullest block of rows, and hits of a cached tier.
+Where the cluster was measured, what pieces cost beside their bytes is kept apart from TorchRec's price (shared_ms).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetrain.planner.cluster import Cluster
 from hetrain.planner.cut import ALL, NODE, RANK, Cut, has_empty_block, strips, tiers_for
@@ -45,6 +46,23 @@ class TorchRecPrices:
         self, load: TableLoad, kinds: tuple[str, ...], tiers: tuple[str, ...], columns: int | None = None
     ) -> list[Cut]:
         """Every cut of the sharding types and tiers given; `columns` fixes the width of column pieces."""
+        found = self._torchrecs(load, kinds, tiers, columns)
+        if not any(vars(self.cluster.piece_costs).values()):
+            return found
+        return [replace(cut, shared_ms=self._shared_ms(load, cut)) for cut in found]
+
+    def _shared_ms(self, load: TableLoad, cut: Cut) -> float:
+        """What a part costs every rank beside its bytes: each of its pieces gets ids of every rank's batch."""
+        if cut.kind == "data_parallel":
+            return 0.0
+        pieces = cut.width(self.cluster.world_size, self.cluster.ranks_per_node)
+        ids = load.pooling * self.batch_size * (pieces if cut.kind == "table_column_wise" else 1)  # rows share them out
+        return self.cluster.piece_costs.part_ms(pieces, load.inputs, self.batch_size, ids)
+
+    def _torchrecs(
+        self, load: TableLoad, kinds: tuple[str, ...], tiers: tuple[str, ...], columns: int | None
+    ) -> list[Cut]:
+        """The cuts as TorchRec prices them."""
         asked = _Asked(
             load.pooling * self.batch_size,
             sum(min(1.0, p) for p in load.poolings) * self.batch_size,

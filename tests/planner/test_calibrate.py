@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from hetrain.config import ClusterConfig
+from hetrain.engine.bag_step import bag_step
 from hetrain.errors import TrainingError
-from hetrain.planner import calibrate
+from hetrain.planner import calibrate, calibrate_pieces
 from hetrain.planner.machines import machines_of
 from hetrain.ranks import Ranks
 from tests.ranks import run_ranks
@@ -19,8 +20,9 @@ def measured(rank: int, world_size: int, file: str) -> None:
     """Few sizes, far apart."""
     calibrate.LOOKUPS, calibrate.MESSAGES = ((64, 16, 1), (4096, 128, 10)), (1 << 12, 1 << 23)  # type: ignore[assignment]
     calibrate.REPEATS = 3
+    calibrate_pieces.TURNS = 1
     ranks = Ranks(rank, world_size, dist.group.WORLD)
-    calibrate.calibrate(ranks, torch.device("cpu"), Path(file))
+    calibrate.calibrate(ranks, torch.device("cpu"), Path(file), bag_step)
 
 
 def test_ranks_write_a_profile_that_plans_use(tmp_path: Path) -> None:
@@ -32,6 +34,8 @@ def test_ranks_write_a_profile_that_plans_use(tmp_path: Path) -> None:
     assert all(len(series["points"]) == 2 for series in held["measured"].values())
     cluster = machines_of(ClusterConfig(device="cpu", profile=str(file))).cluster
     assert {key: getattr(cluster, key) for key in held["speeds"]} == held["speeds"]
+    assert cluster.piece_costs.to_json() == held["piece_costs"]
+    assert any(held["piece_costs"].values())
     assert all(value > 0 for key, value in held["speeds"].items() if key != "latency_us")
 
 
