@@ -94,7 +94,7 @@ class StoreBags(nn.Module):
         self._transport = transport
         self._late_leg, self._blocks = late_blocks > 0, max(1, late_blocks)
         self._announces = self._late_leg and not self.groups[0].table.held_back
-        self._background = Background()
+        self._background = Background("round")
         self._reads: list[_Read] = []
         self._ahead: list[_Read] = []
         self._under_way: tuple[_Announcement | None, _Leg]

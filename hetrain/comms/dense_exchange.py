@@ -16,6 +16,7 @@ from hetrain.comms import scaled_half, sparse_message
 from hetrain.comms.thresholds import Compressor, Parts
 from hetrain.config import DctConfig
 from hetrain.telemetry import Traffic
+from hetrain.transport.background import Background
 from hetrain.transport.leg import Leg, ShortLeg, SizedLeg
 
 FIRST_TAG, TAGS_PER_LEG, LEGS = 10_000, 2, 2  # beyond those of rounds on the same group
@@ -64,7 +65,8 @@ def exchange(
 
     if compressor is not None:
         return ThresholdedSum(compressor, leg(0, sparse_message.length), traffic, group)
-    return NarrowSum(comms.name, leg, traffic, group)
+    beside = Background("dense") if dist.get_backend(group) == "gloo" else None
+    return NarrowSum(comms.name, leg, traffic, group, beside)
 
 
 class NarrowSum:
@@ -79,11 +81,13 @@ class NarrowSum:
         make_leg: Callable[[int, Callable[[Tensor], int]], Leg],
         traffic: Traffic,
         group: dist.ProcessGroup | None,
+        beside: Background | None,
     ) -> None:
-        """`name`: fp16 or bf16."""
+        """`name`: fp16 or bf16; `beside`: adds up and sends while the caller computes; None: only in `finish`."""
         self._name, self._traffic = name, traffic
         self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
         self._scatter, self._gather = (make_leg(i, lambda _: scaled_half.nbytes(self._slice)) for i in range(2))
+        self._beside = beside
         self._slice = 0  # values that a rank adds up; the last ranks' are padded
         self._own = torch.empty(0)
         self._elements = 0
@@ -101,8 +105,15 @@ class NarrowSum:
         self._traffic.add("dense", 2 * (self._world_size - 1) * scaled_half.nbytes(self._slice))
         _send(self._scatter, [scaled_half.encode(s, self._name) for s in self._others(slices)], self._rank)
 
+        if self._beside is not None:
+            self._beside.start(self._add_and_gather)
+
     def finish(self) -> Tensor:
         """See Exchange."""
+        summed: Tensor = self._add_and_gather() if self._beside is None else self._beside.result()
+        return summed
+
+    def _add_and_gather(self) -> Tensor:
         total = torch.zeros_like(self._own)
         for message in self._scatter.receive():
             total += self._own if message is None else self._values(message)

@@ -44,6 +44,13 @@ def pack(sparse: Sparse, elements: int) -> Tensor:
     return message
 
 
+def arrives(message: Tensor, sparse: Sparse) -> Tensor:
+    """What the values of `sparse`, of which `message` was made, become: [whole + K] float32 on their device."""
+    count = len(sparse.values)
+    values = message[HEAD : HEAD + scaled_half.nbytes(count)].to(sparse.values.device)
+    return scaled_half.decode(values, count, VALUES)
+
+
 def length(message: Tensor) -> int:
     """Bytes of the message that starts with these, at least HEAD."""
     return int(message[:4].view(torch.int32))

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hetrain.codec import kept
-from hetrain.comms.sparse_message import Sparse, pack, unpack
+from hetrain.comms.above import above
+from hetrain.comms.sparse_message import Sparse, arrives, pack
 from hetrain.config import DctConfig
 
 STRAY = 1.5  # a tensor of which so many times k entries would be sent, or k by so much, gets a new threshold at once
@@ -32,12 +33,12 @@ class Parts:
         """P."""
         return sum(self.sizes)
 
-    @property
+    @cached_property
     def first(self) -> int:
         """Elements that travel whole."""
         return sum(size for size, whole in zip(self.sizes, self.whole, strict=True) if whole)
 
-    @property
+    @cached_property
     def large(self) -> list[int]:
         """Sizes of the others."""
         return [size for size, whole in zip(self.sizes, self.whole, strict=True) if not whole]
@@ -72,8 +73,9 @@ class Compressor:
         self.parts, self._dct = parts, dct
         sparse = dct.dense_sparsity > 0
         self._first = parts.first if sparse else parts.elements
-        self._sizes = parts.large if sparse else []
-        self._most = torch.tensor([kept(size, dct.dense_sparsity) for size in self._sizes], dtype=torch.int64)
+        large = parts.large if sparse else []
+        self._sizes = torch.tensor(large, dtype=torch.int64)
+        self._most = torch.tensor([kept(size, dct.dense_sparsity) for size in large], dtype=torch.int64)
         self.sent = self.seen = 0  # values, since the start
         self.restart(0)
 
@@ -82,25 +84,24 @@ class Compressor:
         self._step, self._found = step, step
         self._waiting = torch.zeros(self.parts.elements)  # ordered
         self._thresholds = torch.empty(0)  # of the large parts; [0]: to be found
-        self._bounds = torch.empty(0)  # the same per element
 
     def hold(self, waiting: Tensor) -> None:
         """Send `waiting` [P] with the next gradient, as if it had not been sent so far."""
-        self._waiting = self.parts.ordered(waiting)
+        self._waiting = self.parts.ordered(waiting).clone()  # compress adds to it in place
 
     @property
     def waiting(self) -> Tensor:
-        """[P] what was not sent, in the order of the flat vector."""
+        """[P] what was not sent, in the order of the flat vector; the next `compress` may change it."""
         return self.parts.flat(self._waiting)
 
     def compress(self, gradient: Tensor) -> Tensor:
         """A message (comms/sparse_message.py) of what is sent now of `gradient` [P] and of what waited."""
-        f = self.parts.ordered(gradient) + self._waiting.to(gradient.device)
+        f = self._waiting = self._waiting.to(gradient.device).add_(self.parts.ordered(gradient))
         first = self._first if self._step >= self._dct.dense_warmup_steps else len(f)
         positions = self._chosen(f[first:]) if first < len(f) else torch.empty(0, dtype=torch.int64, device=f.device)
-        message = pack(Sparse(first, positions, torch.cat([f[:first], f[first:][positions]])), len(f))
-        unpack(message, len(f), f.device).add_to(f, -1.0)
-        self._waiting = f
+        sent = Sparse(first, positions, torch.cat([f[:first], f[first:][positions]]))
+        message = pack(sent, len(f))
+        Sparse(first, positions, arrives(message, sent)).add_to(f, -1.0)
         self._step += 1
         self.sent += first + len(positions)
         self.seen += len(f)
@@ -108,32 +109,22 @@ class Compressor:
 
     def _chosen(self, f: Tensor) -> Tensor:
         """[K] positions that are sent of the large parts `f`. Not-a-numbers are among them: they must be seen."""
-        size = f.abs()
         if not len(self._thresholds) or self._step - self._found >= self._dct.refresh_steps:
             self._thresholds, self._found = torch.zeros(len(self._sizes)), self._step
-            self._find(size, range(len(self._sizes)))
-        positions = self._above(size)
-        ends = torch.tensor(self._sizes).cumsum(0).to(f.device)
-        counts = torch.searchsorted(positions, ends).cpu().diff(prepend=torch.zeros(1, dtype=torch.int64))
+            self._find(f, range(len(self._sizes)))
+        positions, counts = above(f, self._sizes, self._thresholds)
         stray = torch.nonzero((counts > STRAY * self._most) | (STRAY * counts < self._most))[:, 0].tolist()
         if not stray:
             return positions
-        self._find(size, stray)
-        return self._above(size)
+        self._find(f, stray)
+        return above(f, self._sizes, self._thresholds)[0]
 
-    def _find(self, size: Tensor, numbers: Sequence[int]) -> None:
-        """New thresholds of these parts from the magnitudes [P'] of all."""
-        pieces = size.split(self._sizes)
+    def _find(self, f: Tensor, numbers: Sequence[int]) -> None:
+        """New thresholds of these of the large parts `f`."""
+        pieces = f.split(self._sizes.tolist())
         for i in numbers:
-            kth = float(torch.topk(pieces[i], int(self._most[i]), sorted=False).values.min())
+            kth = float(torch.topk(pieces[i].abs(), int(self._most[i]), sorted=False).values.min())
             self._thresholds[i] = max(kth, _LEAST)
-        self._bounds = self._per_element().to(size.device)
-
-    def _per_element(self) -> Tensor:
-        return self._thresholds.repeat_interleave(torch.tensor(self._sizes, dtype=torch.int64))
-
-    def _above(self, size: Tensor) -> Tensor:
-        return torch.nonzero(~(size < self._bounds.to(size.device)))[:, 0]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later messages depend on."""
@@ -141,7 +132,7 @@ class Compressor:
             "step": self._step,
             "found": self._found,
             "sparsity": self._dct.dense_sparsity,
-            "waiting": self.waiting.cpu(),
+            "waiting": self.waiting.to("cpu", copy=True),
             "thresholds": self._thresholds.clone(),
             "counts": [self.sent, self.seen],
         }
@@ -152,5 +143,4 @@ class Compressor:
         self.hold(state["waiting"])
         fits = state["sparsity"] == self._dct.dense_sparsity and len(state["thresholds"]) == len(self._sizes)
         self._thresholds = state["thresholds"].clone() if fits else torch.empty(0)
-        self._bounds = self._per_element() if fits else torch.empty(0)
         self.sent, self.seen = state["counts"]

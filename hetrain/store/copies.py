@@ -123,7 +123,7 @@ class Copies:
         request.push_rows = torch.from_numpy(rows)
         value, request.push_state = self._held_back(self._at(slots))
         if self.threshold and not whole:
-            value.masked_fill_(~self._reached(slots, self.threshold), 0)
+            value.masked_fill_(self._waits(slots, self.threshold), 0)
         request.push_value = self._codec.pushes(value)
         request.push_clock = torch.from_numpy(self.current[slots])
         if self._counted:
@@ -136,11 +136,11 @@ class Copies:
         step = self.value.index_select(0, at).sub_(self._base_value.index_select(0, at))
         return encode(step, state, self._optimizer.eps), state - self._base_state.index_select(0, at)
 
-    def _reached(self, slots: Ints, threshold: Threshold) -> Tensor:
-        """Which values of `slots` do not wait: [n, D] bool. Steps count, not what travels in their place."""
+    def _waits(self, slots: Ints, threshold: Threshold) -> Tensor:
+        """Which values of `slots` wait: [n, D] bool, NaN never. Steps count, not what travels in their place."""
         at, due = self._at(slots), torch.from_numpy(self._due(slots, threshold))
-        reached = threshold.reached(self.value.index_select(0, at) - self._base_value.index_select(0, at))
-        return reached | due.to(reached.device).unsqueeze(1)
+        step = self.value.index_select(0, at).sub_(self._base_value.index_select(0, at))
+        return (step.abs() < threshold.of(step)) & ~due.to(step.device).unsqueeze(1)
 
     def _due(self, slots: Ints, threshold: Threshold) -> NDArray[np.bool_]:
         """Where what waits must be sent whole."""

@@ -14,6 +14,7 @@ from hetrain.store.index import HashIndex
 from hetrain.store.messages import Request
 from hetrain.store.row_codec import RowCodec
 from hetrain.store.space import RowSpace
+from hetrain.store.thinning import put_rest, thinned, with_waiting
 from hetrain.store.threshold import Dct, Threshold
 from hetrain.store.zeros import lazy_zeros
 
@@ -41,16 +42,13 @@ class Residue:
     def take(self, rows: Tensor, gradient: Tensor) -> Tensor:
         """What to push, encoded, of distinct `rows` [U] whose gradient [U, D] comes on top of what waits."""
         slots = self._slots(rows.numpy())
-        here = np.flatnonzero(slots >= 0)
+        here = slots >= 0
         held = slots[here]
-        at, place = (torch.from_numpy(a).to(gradient.device) for a in (held, here))
-        total = gradient.index_add(0, place, self._value.index_select(0, at))
-        whole = np.ones(len(slots), bool)
+        total = with_waiting(gradient, self._value, slots)
+        whole = ~here
         whole[here] = due = self._age[held] >= self._max_age
-        reached = self.threshold.reached(total) | torch.from_numpy(whole).to(total.device).unsqueeze(1)
-        pushed = self._codec.pushes(total.masked_fill(~reached, 0))
-        rest = total - self._codec.read_pushes(pushed)
-        self._value.index_copy_(0, at, rest.index_select(0, place))
+        pushed = self._codec.pushes(thinned(total, self.threshold.of(total), whole))
+        put_rest(self._value, slots, total, self._codec.read_pushes(pushed))
         self._age[held] = np.where(due | (self.threshold.value == 0), 0, self._age[held] + 1)
         self.age_max = max(self.age_max, int(self._age[held].max(initial=0)))
         self.threshold.count_step()

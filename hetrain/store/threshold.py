@@ -43,19 +43,19 @@ class Threshold:
         """As found last; 0, which everything reaches, before."""
         return self._value
 
-    def reached(self, values: Tensor) -> Tensor:
-        """Which of `values` [n, D], about to be pushed, do not wait: [n, D] bool. Finds the threshold where it is due.
+    def of(self, values: Tensor) -> float:
+        """The threshold for `values` [n, D], about to be pushed: smaller ones wait. Found anew where it is due.
 
-        Not for pushes of which nothing waits: they would move the threshold. Not-a-numbers do not wait: they must be
-        seen.
+        Not for pushes of which nothing waits: they would move the threshold. Not-a-numbers are not smaller: they must
+        be seen.
         """
-        size, settings = values.abs(), self.settings
+        settings = self.settings
         due = self._found_at == NEVER or self._steps - self._found_at >= settings.refresh_steps
-        if due and self._steps >= settings.warmup_steps and size.numel():
-            kept = max(1, round((1 - settings.sparsity) * size.numel()))
-            self._value = float(torch.topk(size.view(-1), kept, sorted=False).values.min())
+        if due and self._steps >= settings.warmup_steps and values.numel():
+            kept = max(1, round((1 - settings.sparsity) * values.numel()))
+            self._value = float(torch.topk(values.abs().view(-1), kept, sorted=False).values.min())
             self._found_at = self._steps
-        return ~(size < self._value)
+        return self._value
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""

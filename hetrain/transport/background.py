@@ -1,4 +1,4 @@
-"""One piece of work at a time on a thread of its own: a round, while this batch is computed."""
+"""One piece of work at a time on a thread of its own: a round, or a sum of gradients, while a batch is computed."""
 
 import queue
 import threading
@@ -12,10 +12,10 @@ class Background:
     The thread is a daemon: when the step fails meanwhile, nobody has to wait for the ranks the round waits for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="round", daemon=True).start()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def start(self, work: Callable[[], Any]) -> None:
         """Begin `work`; `result` must have been called for the work before it."""

@@ -6,9 +6,11 @@ value, where a bitmap takes 10, 8-bit columns 8 and 16-bit ones 16.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from hetrain.store.index import Ints
 from hetrain.transport.compact import Reader, Writer
 
 WHOLE = 0.9  # share of values other than zero from which a row travels whole: the rest saves less than positions cost
+NO_SIGN = 0x7FFF  # the bits of a half that are 0 where it is 0
 
 
 @dataclass
@@ -52,9 +55,42 @@ class Thin:
 
 def thin_out(rows: Tensor) -> Thin:
     """What has to travel of `rows` [n, 2 D], bytes of halves; a zero may come back with another sign."""
-    halves = rows.contiguous().view(torch.float16)
-    kept = halves != 0
+    halves = rows.contiguous().view(torch.int16)
+    if halves.is_cuda:
+        return _thin_out(halves)
+    bits = halves.numpy()
+    whole, values, positions = np.empty(len(bits), bool), np.empty(bits.size, np.int16), np.empty(bits.size, np.int64)
+    count, few = _select(bits, whole, values, positions)
+    data = torch.from_numpy(values[:count].view(np.uint8).copy())
+    return Thin(whole, positions[:few].copy(), data)
+
+
+def _thin_out(halves: Tensor) -> Thin:
+    kept = halves & NO_SIGN != 0
     whole = kept.sum(1) >= WHOLE * halves.shape[1]
     positions = torch.nonzero((kept & ~whole.unsqueeze(1)).view(-1)).flatten()
     values = torch.cat([halves[whole].view(-1), halves.view(-1).index_select(0, positions)])
     return Thin(whole.cpu().numpy(), positions.cpu().numpy(), values.view(torch.uint8))
+
+
+@njit(cache=True, nogil=True)
+def _select(halves: Any, whole: NDArray[np.bool_], values: NDArray[np.int16], positions: Ints) -> tuple[int, int]:
+    """Fills `whole`, `values` and `positions`; how many values and positions there are."""
+    n, width = halves.shape
+    at = 0
+    for i in range(n):
+        kept = 0
+        for column in range(width):
+            kept += halves[i, column] & NO_SIGN != 0
+        whole[i] = kept >= WHOLE * width
+        if whole[i]:
+            values[at : at + width] = halves[i]
+            at += width
+    few = 0
+    for i in range(n):
+        if not whole[i]:
+            for column in range(width):
+                if halves[i, column] & NO_SIGN != 0:
+                    values[at + few], positions[few] = halves[i, column], width * i + column
+                    few += 1
+    return at + few, few

@@ -9,6 +9,7 @@ import torch
 
 from hetrain.store import residue
 from hetrain.store.row_codec import PUSH_SCALE, RowCodec
+from hetrain.store.thinning import thinned
 from hetrain.store.threshold import Dct, Threshold
 from hetrain.telemetry import Traffic
 from tests.store.loopback import Loopback, Setup, held
@@ -187,27 +188,25 @@ def test_resume_is_bit_for_bit(travels, capacity):
 def test_the_threshold_is_the_kth_largest_and_found_anew():
     threshold = Threshold(Dct(sparsity=0.75, max_age=1, refresh_steps=2, warmup_steps=1))
     values = torch.tensor([[1.0, -5.0, 3.0, 2.0], [0.5, -4.0, 0.0, -0.25]])
-    assert threshold.reached(values).all()
-    assert threshold.value == 0
+    assert threshold.of(values) == 0
     threshold.count_step()
-    assert threshold.reached(values).tolist() == [[False, True, False, False], [False, True, False, False]]
-    assert threshold.value == 4
+    assert threshold.of(values) == 4
     threshold.count_step()
-    assert not threshold.reached(values / 2).any()
+    assert threshold.of(values / 2) == 4
     threshold.count_step()
-    assert threshold.reached(values / 2).sum() == 2
-    assert threshold.value == 2
+    assert threshold.of(values / 2) == threshold.value == 2
 
 
 def test_what_is_not_a_number_reaches_every_threshold_and_makes_none():
     """A gradient that overflowed must be seen, and must not keep the others from being pushed."""
-    bad = torch.tensor([[0.0, math.nan, 0.0, 0.0]])
-    threshold = Threshold(Dct(sparsity=0.75, max_age=1, refresh_steps=9, warmup_steps=0))
-    threshold.reached(torch.tensor([[1.0, -5.0, 3.0, 2.0]]))
-    assert threshold.reached(bad).tolist() == [[False, True, False, False]]
+    bad, good = torch.tensor([[0.0, math.nan, 0.0, 0.0]]), torch.tensor([[1.0, -5.0, 3.0, 2.0]])
+    threshold, rows = Threshold(Dct(sparsity=0.75, max_age=1, refresh_steps=9, warmup_steps=0)), np.zeros(1, bool)
+    threshold.of(good)
+    sent = thinned(bad, threshold.of(bad), rows)
+    assert sent.isnan().tolist() == [[False, True, False, False]]
     threshold.restart(0)
-    threshold.reached(bad)
-    assert threshold.reached(torch.tensor([[1.0, -5.0, 3.0, 2.0]])).any()
+    threshold.of(bad)
+    assert torch.equal(thinned(good, threshold.of(good), rows), good)
 
 
 @pytest.mark.parametrize("capacity", [0, 12])
