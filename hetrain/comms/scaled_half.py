@@ -25,8 +25,7 @@ def nbytes(values: int) -> int:
 def encode(values: Tensor, name: str) -> Tensor:
     """float32 [n] as uint8 [nbytes(n)] on its device; `name`: fp16 or bf16."""
     exponent = _exponent(values) if name == "fp16" else _TOP
-    message = torch.empty(nbytes(len(values)), dtype=torch.uint8, device=values.device)
-    message[-2:] = 0  # where what fills the last word would be
+    message = torch.zeros(nbytes(len(values)), dtype=torch.uint8, device=values.device)
     message[:HEAD].view(torch.int32).fill_(exponent)
     scaled = values if exponent == _TOP else values * math.ldexp(1.0, _TOP - exponent)
     message[HEAD:].view(DTYPES[name])[: len(values)].copy_(scaled)
