@@ -168,3 +168,15 @@ def test_other_settings_keep_what_waits(changed: DctConfig) -> None:
     total = torch.zeros(345)
     unpack(other.compress(data[1]), 345, CPU).add_to(total)
     torch.testing.assert_close(other.parts.flat(total) + other.waiting, one.waiting + data[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_threshold_of_another_sparsity_is_found_anew() -> None:
+    """Even where it would let about as much through."""
+    parts, data = Parts([2000], [False]), gradients(6, 2000)
+    one, other = Compressor(parts, DctConfig()), Compressor(parts, DctConfig(dense_sparsity=0.988))
+    for gradient in data[:5]:
+        one.compress(gradient)
+    other.load_state_dict(one.state_dict())
+    before = other.sent
+    other.compress(data[5])
+    assert other.sent - before == 24
