@@ -43,6 +43,5 @@ def _exponent(values: Tensor) -> int:
     """The largest magnitude is below 2^exponent; values that are not finite stay so, unscaled."""
     if not len(values):
         return _LEAST
-    least, most = torch.aminmax(values)  # a twentieth of vector_norm's time
-    largest = float(torch.maximum(-least, most))
+    largest = float(torch.maximum(-values.amin(), values.amax()))  # 0.6 of aminmax's time, a thirtieth of vector_norm's
     return max(math.frexp(largest)[1], _LEAST) if math.isfinite(largest) else _TOP
