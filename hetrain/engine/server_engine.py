@@ -46,8 +46,9 @@ class ServerEngine:
         self._row_optimizer, self._schedule, self._settings = row_optimizer, schedule, settings
         self._traffic = traffic
         world_size, rank = dist.get_world_size(group), dist.get_rank(group)
-        capacities = kept_rows(settings, row_spaces(tables), row_optimizer)
-        placements = [Placement(space, plan, world_size) for space in row_spaces(tables)]
+        spaces = row_spaces(tables)
+        capacities = kept_rows(settings, spaces, row_optimizer)
+        placements = [Placement(space, plan, world_size) for space in spaces]
         self._parts = [
             _owned(placement, rank, row_optimizer, seed, traffic, settings, held_back=capacity > 0)
             for placement, capacity in zip(placements, capacities, strict=True)

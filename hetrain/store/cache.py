@@ -79,7 +79,7 @@ class Cache:
         flags = {"held_back": self.held_back, "audit": audit, "counted": count_updates or audit}
         self.copies = Copies(value, state, optimizer, self._codec, **flags)
         dct = None if self.held_back else self._codec.dct
-        self._residue = None if dct is None else Residue(space, self._codec, dct, value.device)
+        self.residue = None if dct is None else Residue(space, self._codec, dct, value.device)
         self._spared = np.zeros(slots, bool)  # all False but in `commit`
         self._staged: list[Request] = []  # pushes for the next round
         self._open: ReadPlan | None = None  # begun, not yet admitted
@@ -209,7 +209,7 @@ class Cache:
         clock = torch.from_numpy(self.copies.current[plan.touched] + 1) if self._audit else nothing
         state = gradient.new_empty(len(gradient), 0)
         updates = torch.ones_like(clock)
-        encode = self._codec.pushes if self._residue is None else partial(self._residue.take, plan.rows)
+        encode = self._codec.pushes if self.residue is None else partial(self.residue.take, plan.rows)
         pushed = encode(gradient)
         request = Request(plan.rows, pushed, state, clock, updates, nothing, nothing.bool(), nothing, nothing)
         self._staged.append(request)
@@ -278,8 +278,8 @@ class Cache:
         One request of pushes alone; changes nothing.
         """
         dirty, staged = self.copies.dirty(), self._staged
-        if self._residue is not None:
-            staged = [self._residue.merged(Request.concat_pushes([*staged, self._pushes(dirty)]))]
+        if self.residue is not None:
+            staged = [self.residue.merged(Request.concat_pushes([*staged, self._pushes(dirty)]))]
         if parts > 1:
             dirty = dirty[self.slots.row[dirty] % parts == part]
             staged = [push.pushes(torch.nonzero(push.push_rows % parts == part).flatten()) for push in staged]
@@ -289,13 +289,13 @@ class Cache:
     def pending_bytes(self) -> int:
         """Of the values and states that `pending` gives."""
         rows = sum(len(push.push_rows) for push in self._staged) + len(self.copies.dirty())
-        rows += 0 if self._residue is None else self._residue.count
+        rows += 0 if self.residue is None else self.residue.count
         return rows * 4 * (self.space.dim + self.copies.state.shape[1])
 
     @property
     def residue_age_max(self) -> int:
         """The most pushes of a row that something below the threshold waited for."""
-        return self.copies.age_max if self._residue is None else self._residue.age_max
+        return self.copies.age_max if self.residue is None else self.residue.age_max
 
     def pending_counts(self) -> tuple[Tensor, Tensor]:
         """Rows [P] that hold back updates, staged ones included, and how many [P]; needs `audit`."""
@@ -312,15 +312,15 @@ class Cache:
     def restart(self, steps: int) -> None:
         """Nothing is held; `steps` were trained before, by whatever caches."""
         self.clear()
-        threshold = self.copies.threshold if self._residue is None else self._residue.threshold
+        threshold = self.copies.threshold if self.residue is None else self.residue.threshold
         if threshold is not None:
             threshold.restart(steps)
 
     def clear(self) -> None:
         """Forget every row and every staged push: after `pending()` was flushed."""
         self._staged, self._open = [], None
-        if self._residue is not None:
-            self._residue.clear()
+        if self.residue is not None:
+            self.residue.clear()
         self._release(np.flatnonzero(self.slots.row >= 0))
         self._policy.clear()
 
@@ -369,7 +369,7 @@ class Cache:
         """
         slots = self.slots.state_dict()
         return {
-            **({} if self._residue is None else {"residue": self._residue.state_dict()}),
+            **({} if self.residue is None else {"residue": self.residue.state_dict()}),
             "slots": slots,
             "copies": self.copies.state_dict(slots["slots"].numpy()),
             "policy": self._policy.state_dict(),
@@ -385,8 +385,8 @@ class Cache:
         self.copies.load_state_dict(state["slots"]["slots"].numpy(), state["copies"])
         self._policy.load_state_dict(state["policy"])
         self._staged = [Request.from_fields([t.clone() for t in part]) for part in state["staged"]]
-        if self._residue is not None:
-            self._residue.load_state_dict(state["residue"])
+        if self.residue is not None:
+            self.residue.load_state_dict(state["residue"])
         self.counters = Counters(**state["counters"])
         self.observed_staleness_max = int(state["observed_staleness_max"])
 

@@ -69,8 +69,8 @@ class Sums:
                 total[row] += (cache.copies.value[slot] - cache.copies.bases(np.array([slot])).value[0]).double()
             for part in cache._staged:
                 total.index_add_(0, part.push_rows, self.store.codec.read_pushes(part.push_value).double())
-            if cache._residue is not None:
-                rows, waits = cache._residue.waiting()
+            if cache.residue is not None:
+                rows, waits = cache.residue.waiting()
                 total.index_add_(0, rows, waits.double())
         return total
 
@@ -265,7 +265,7 @@ def test_rows_without_room_for_their_rest_travel_whole(monkeypatch):
     store = Loopback(setup_of("dct", world=1, capacity=0))
     sums = Sums(store)
     sums.train(list(batches_of(store.setup, 30)))
-    waits = store.caches[0]._residue
+    waits = store.caches[0].residue
     assert waits.capacity_rows == 5
     assert 0 < waits.count <= 5
     assert waits.age_max <= DCT.max_age
