@@ -44,8 +44,7 @@ class ServerEngine:
     ) -> None:
         """Arguments as the workers' StoreEngines get them. Raises ConfigError where they do."""
         self._row_optimizer, self._schedule, self._settings = row_optimizer, schedule, settings
-        self._traffic = traffic
-        world_size, rank = dist.get_world_size(group), dist.get_rank(group)
+        self._traffic, world_size, rank = traffic, dist.get_world_size(group), dist.get_rank(group)
         spaces = row_spaces(tables)
         capacities = kept_rows(settings, spaces, row_optimizer)
         placements = [Placement(space, plan, world_size) for space in spaces]
