@@ -44,7 +44,8 @@ class ServerEngine:
     ) -> None:
         """Arguments as the workers' StoreEngines get them. Raises ConfigError where they do."""
         self._row_optimizer, self._schedule, self._settings = row_optimizer, schedule, settings
-        self._traffic, world_size, rank = traffic, dist.get_world_size(group), dist.get_rank(group)
+        self._traffic = traffic
+        world_size, rank = dist.get_world_size(group), dist.get_rank(group)
         spaces = row_spaces(tables)
         capacities = kept_rows(settings, spaces, row_optimizer)
         placements = [Placement(space, plan, world_size) for space in spaces]
@@ -68,8 +69,7 @@ class ServerEngine:
         self._step = 0
         self._next: Batch | None = None  # whose round was answered already
         self._is_read = False  # whether that of the batch to come was
-        self._missed_updates_max = 0
-        self._looking = False
+        self._missed_updates_max, self._looking = 0, False
         self._overwritten: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def step(self, batches: Iterator[Batch]) -> StepOutput | None:
