@@ -8,6 +8,7 @@ import pytest
 
 from hetrain.errors import ConfigError
 from hetrain.store.capacity import slot_bytes
+from hetrain.store.threshold import Dct
 from tests.small_run import config, make
 
 ROWS = 500 + 300 + 40 + 9 + 200 + 3
@@ -92,3 +93,24 @@ def test_too_little_memory_is_refused_before_any_is_taken(tmp_path: Path) -> Non
     assert message.startswith("consistency.cache.capacity=1MiB, store.index=array: 1 process on this host would need")
     for part in ("can have 0.00 GiB", "'C1' with 500 rows of 8 values", "store.index=hash", "model.embedding_dim"):
         assert part in message
+
+
+def test_thresholds_of_rows(tmp_path: Path) -> None:
+    """A push out of a cache holds many updates, so that what waits of it goes with the next one."""
+
+    def dct(**changes: Any) -> Dct | None:
+        folder = tmp_path / "-".join(changes)
+        found: Dct | None = group_of(folder, comms__rows="dct", **changes).cache._codec.dct
+        return found
+
+    assert dct() == Dct(sparsity=0.9, max_age=1, refresh_steps=1000, warmup_steps=0)
+    assert dct(consistency__cache__capacity=0) == Dct(sparsity=0.9, max_age=16, refresh_steps=1000, warmup_steps=0)
+    changed = {"rows_sparsity": 0.5, "max_age": 7, "refresh_steps": 30, "rows_warmup_steps": 4}
+    assert dct(**{f"comms__dct__{key}": value for key, value in changed.items()}) == Dct(*[0.5, 7, 30, 4])
+
+
+@pytest.mark.parametrize("mode", ["het", "asp"])
+def test_what_rows_travel_as_decides_whether_caches_go_on(tmp_path: Path, mode: str) -> None:
+    ways = [{}, {"comms__rows": "fp16"}, {"comms__rows": "dct"}, {"comms__rows": "dct", "comms__dct__max_age": 3}]
+    layouts = [make(config(tmp_path / str(i), mode, **way)).setup.engine._layout for i, way in enumerate(ways)]
+    assert all(one != other for i, one in enumerate(layouts) for other in layouts[:i])

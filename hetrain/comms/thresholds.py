@@ -87,11 +87,11 @@ class Compressor:
 
     def hold(self, waiting: Tensor) -> None:
         """Send `waiting` [P] with the next gradient, as if it had not been sent so far."""
-        self._waiting = self.parts.ordered(waiting).clone()  # it is added to in place
+        self._waiting = self.parts.ordered(waiting).clone()  # compress adds to it in place
 
     @property
     def waiting(self) -> Tensor:
-        """[P] what was not sent, in the order of the flat vector."""
+        """[P] what was not sent, in the order of the flat vector; the next `compress` may change it."""
         return self.parts.flat(self._waiting)
 
     def compress(self, gradient: Tensor) -> Tensor:

@@ -30,7 +30,9 @@ READ_BY = {
     "pooled_sparsity": ("pooled_forward",),
     "rows_sparsity": ("rows",),
     "refresh_steps": ("rows", "dense"),
-    "warmup_steps": ("rows", "pooled_forward", "dense"),
+    "dense_warmup_steps": ("dense",),
+    "pooled_warmup_steps": ("pooled_forward",),
+    "rows_warmup_steps": ("rows",),
     "smallest": ("dense",),
     "max_age": ("rows",),
 }

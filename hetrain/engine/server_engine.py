@@ -69,8 +69,7 @@ class ServerEngine:
         self._step = 0
         self._next: Batch | None = None  # whose round was answered already
         self._is_read = False  # whether that of the batch to come was
-        self._missed_updates_max = 0
-        self._looking = False
+        self._missed_updates_max, self._looking = 0, False
         self._overwritten: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def step(self, batches: Iterator[Batch]) -> StepOutput | None:

@@ -46,8 +46,8 @@ class Threshold:
     def of(self, values: Tensor) -> float:
         """The threshold for `values` [n, D], about to be pushed: smaller ones wait. Found anew where it is due.
 
-        Not for pushes of which nothing waits: they would move the threshold. Not-a-numbers do not wait: they must be
-        seen.
+        Not for pushes of which nothing waits: they would move the threshold. Not-a-numbers are not smaller: they must
+        be seen.
         """
         settings = self.settings
         due = self._found_at == NEVER or self._steps - self._found_at >= settings.refresh_steps

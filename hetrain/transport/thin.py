@@ -17,7 +17,7 @@ from torch import Tensor
 from hetrain.store.index import Ints
 from hetrain.transport.compact import Reader, Writer
 
-WHOLE = 0.9  # share of values other than zero from which a row travels whole: the rest saves less than positions cost
+WHOLE = 0.9  # share of values other than zero from which a row travels whole: positions would save little of it
 NO_SIGN = 0x7FFF  # the bits of a half that are 0 where it is 0
 
 

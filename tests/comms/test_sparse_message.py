@@ -25,6 +25,13 @@ def check(whole: int, positions: list[int], elements: int) -> torch.Tensor:
     return message
 
 
+def check_values(positions: torch.Tensor, elements: int) -> torch.Tensor:
+    """A message of ones, which come back where they were."""
+    message = pack(Sparse(0, positions, torch.ones(len(positions))), elements)
+    assert torch.equal(unpack(message, elements, CPU).positions, positions)
+    return message
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_round_trip(data: st.DataObject) -> None:
@@ -58,11 +65,20 @@ def test_positions_take_little_more_than_they_must(share: float) -> None:
     elements = 20_000
     flags = torch.rand(elements, generator=torch.Generator().manual_seed(3)) < share
     positions = flags.nonzero()[:, 0]
-    message = pack(Sparse(0, positions, torch.ones(len(positions))), elements)
+    message = check_values(positions, elements)
     nbytes = len(message) - HEAD - scaled_half.nbytes(len(positions))
     p = len(positions) / elements
     entropy = -elements * (p * np.log2(p) + (1 - p) * np.log2(1 - p)) / 8
     assert nbytes <= 1.2 * entropy + 16
+
+
+@pytest.mark.parametrize("share", [0.5, 0.6, 0.7])
+def test_positions_never_take_more_than_a_bit_per_value(share: float) -> None:
+    elements = 20_000
+    flags = torch.rand(elements, generator=torch.Generator().manual_seed(4)) < share
+    positions = flags.nonzero()[:, 0]
+    message = check_values(positions, elements)
+    assert len(message) - HEAD - scaled_half.nbytes(len(positions)) <= elements // 8 + 3
 
 
 def test_added_in_place() -> None:

@@ -140,18 +140,21 @@ def test_what_is_not_a_number_is_sent_at_once() -> None:
 
 
 def test_state_goes_on_bit_for_bit() -> None:
-    parts, dct = Parts([40, 300, 5], [False, False, True]), DctConfig(dense_sparsity=0.9, refresh_steps=7, smallest=6)
+    parts, dct = Parts([5, 40, 300], [True, False, False]), DctConfig(dense_sparsity=0.9, refresh_steps=7, smallest=6)
     data = gradients(20, 345)
     one = Compressor(parts, dct)
     for gradient in data[:10]:
         one.compress(gradient)
-    state: dict[str, Any] = copy.deepcopy(one.state_dict())
+    state: dict[str, Any] = one.state_dict()
+    saved = copy.deepcopy(state)
     other = Compressor(parts, dct)
     other.compress(data[0])
     other.load_state_dict(state)
     for gradient in data[10:]:
         assert torch.equal(one.compress(gradient), other.compress(gradient))
     assert (one.sent, one.seen) == (other.sent, other.seen)
+    for name in ("waiting", "thresholds"):
+        assert torch.equal(state[name], saved[name])  # neither changes what was saved
 
 
 @pytest.mark.parametrize("changed", [DctConfig(dense_sparsity=0.5, smallest=6), DctConfig(smallest=50)])
@@ -165,3 +168,14 @@ def test_other_settings_keep_what_waits(changed: DctConfig) -> None:
     total = torch.zeros(345)
     unpack(other.compress(data[1]), 345, CPU).add_to(total)
     torch.testing.assert_close(other.parts.flat(total) + other.waiting, one.waiting + data[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_threshold_of_another_sparsity_is_found_anew() -> None:
+    """Even where it would let about as much through."""
+    parts, values = Parts([2000], [False]), torch.arange(2000.0)
+    one, other = Compressor(parts, DctConfig()), Compressor(parts, DctConfig(dense_sparsity=0.988))
+    one.compress(values)
+    assert one.sent == 20
+    other.load_state_dict(one.state_dict())
+    other.compress(values - other.waiting)
+    assert other.sent == 20 + 24

@@ -77,6 +77,15 @@ def test_a_coded_run_goes_on_from_where_it_was_saved(travels):
         assert not first._bags.stage_rest()
 
 
+@pytest.mark.parametrize("travels", ["fp16", "int8"])
+def test_looking_reads_rows_as_they_are(travels):
+    data = batches(0, 1, multi_hot=True)
+    coded, plain = make_async("asp", rows=travels), make_async("asp")
+    train(coded, iter(data[:4]))
+    load(plain, {**save(coded), "layout": plain._layout}, exact=False)
+    assert torch.equal(coded.predict(data[4]), plain.predict(data[4]))
+
+
 def test_the_rest_of_a_push_is_no_further_update():
     engine = make_async(
         "asp", rows="dct", dct=Dct(sparsity=0.8, max_age=99, refresh_steps=4, warmup_steps=0), audit_every=1

@@ -91,6 +91,7 @@ def _replicated(rank: int, world_size: int) -> dict[str, Any]:
         traffic = Traffic()
         engine = bsp.engine(bsp.optimizer("adagrad"), KINDS["data_parallel"], world_size, traffic=traffic, dense=comms)
         before = traffic.bytes["dense"]
+        assert all(reducer.report() is None for reducer in engine._bags._reducers)  # no threshold on a table's rows
         train(engine, iter(shares(rank)))
         found[comms.name] = (tables_of(engine), traffic.bytes["dense"] - before)
     return found
