@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetrain.planner.menu import Floats, Menu
+from hetrain.planner.menu import MANY, Floats, Menu, with_strips
 from hetrain.planner.relax import Limit, Relaxed, relax
 
 TIGHT = 1e-3  # relative: how finely T and A are searched
 MOST_SPLITS = 400  # of the interval of A
-MANY = 200  # kinds of tables: so many parts are packed nearly as well as the mean says
 Share = Callable[[Floats], Floats]
 
 
@@ -105,7 +104,8 @@ def _allowed(values: Floats, menu: Menu) -> Floats:
 
 
 def lower_bound(menu: Menu) -> Bound:
-    """The largest T found that no plan can stay below."""
+    """The largest T found that no plan can stay below, of equal parts or of strips of any widths."""
+    menu = with_strips(menu)
     if lack := memory_lack(menu):
         return Bound(float("inf"), lack, False)
     packing = Packing(menu)

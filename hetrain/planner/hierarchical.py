@@ -1,23 +1,27 @@
 """The hierarchical strategy: every table's cut chosen against the lower bound, placed largest first, then improved."""
 
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetrain.planner.bound import Bound, Packing, lower_bound, mean
+from hetrain.planner.build import build
 from hetrain.planner.choose import choose
 from hetrain.planner.improve import improve
-from hetrain.planner.menu import Floats, Menu
+from hetrain.planner.insert import ALIGNED, LOOSE, SNUG
+from hetrain.planner.menu import Floats, Menu, with_strips
 from hetrain.planner.place import Layout, place
-from hetrain.planner.relax import Relaxed
 from hetrain.planner.ruin import Rebuilder
+from hetrain.planner.worth import Worth, worth
 
 CHUNKS = (1.0, 0.2)  # most of a rank's memory that a part may take, where its table allows it
-TARGETS = (1.0, 1.02, 1.07)  # slowest ranks, as multiples of the bound, that layouts are built for
+TARGETS = (1.0, 1.02, 1.05)  # slowest ranks, as multiples of the bound, that layouts are built for
+SHARED = 24  # sums of what every rank does that are weighed
+SHARED_TRIED = 4
 SIZES = (4.0, 0.5, 0.2, 0.08)  # largest parts, of the bound, that choices are made for
-ROOMS = (1.0, 0.985, 0.95, 0.9)  # shares of the memory of the mean rank that a choice may use
+ROOMS = (1.0, 0.985, 0.97, 0.94, 0.9)  # shares of the memory of the mean rank that a choice may use
 GOOD = 1.002  # of the bound: the search stops
 IMPROVED = 3  # layouts that the local search works on
 EFFORT = 3_000_000  # tables x cuts that are weighed in rebuilding each
@@ -31,39 +35,59 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     if not bound.feasible:
         return None, bound
     goal = bound.ms * GOOD
-    packing = Packing(menu)
+    packing = Packing(with_strips(menu))
     relaxed = packing.pack(mean, max(bound.ms, 1e-9), packing.least_everywhere, max(bound.ms, 1e-9))
-    spent = _spent(menu, relaxed, bound.ms)
-    tried = [*_built(menu, spent, bound.ms), *_chosen(packing, bound.ms)]
-    found = [*{round(layout.slowest / bound.ms, 6): layout for layout in tried}.values()]  # each once
-    found.sort(key=lambda layout: layout.slowest)
+    spent = worth(menu, relaxed, bound.ms)
+    tried = [*_built(menu, [spent, *_shared(packing, spent, bound.ms)], bound.ms)]
+    tried += [(layout, spent) for layout in _chosen(Packing(menu), spent, bound.ms)]
+    found = [*{round(_promise(way[0]) / bound.ms, 6): way for way in tried}.values()]  # each once
+    found.sort(key=lambda way: _promise(way[0]))
     weighed = len(menu.loads) * menu.there.shape[1]
     rounds = min(ROUNDS * len(menu.loads) ** 2, EFFORT // weighed + 200)
-    for layout in found[: 1 if len(menu.loads) > LARGE else IMPROVED]:
-        if found[0].slowest > goal:
+    best: Layout | None = None
+    for layout, allowed in found[: 1 if len(menu.loads) > LARGE else IMPROVED]:
+        if best is None or best.slowest > goal:
             improve(layout, goal)
-            Rebuilder(layout, spent).run(rounds, goal)
+            Rebuilder(layout, allowed).run(rounds, goal)
             improve(layout, goal)
-    return min(found, key=lambda layout: layout.slowest, default=None), bound
+            best = layout if best is None or layout.slowest < best.slowest else best
+    return best, bound
 
 
-def _spent(menu: Menu, relaxed: Relaxed, ms: float) -> Floats:
-    """Milliseconds of all ranks that a cut costs, and what its memory is worth in them [C, O]."""
-    everywhere, hbm, ddr = relaxed.prices
-    own = menu.largest * menu.ranks + menu.everywhere
-    priced: Floats = own + (everywhere * menu.everywhere + hbm * menu.hbm + ddr * menu.ddr) * ms
-    return priced * menu.cluster.world_size
+def _promise(layout: Layout) -> float:
+    """What a layout is judged by before it is improved: unevenness can be mended, waste hardly."""
+    return layout.slowest + 2 * float(layout.ms.mean())
 
 
-def _built(menu: Menu, spent: Floats, ms: float) -> Iterator[Layout]:
+def _shared(packing: Packing, spent: Worth, ms: float) -> Iterator[Worth]:
+    """What every rank does is settled first, as all else depends on it: by the relaxed problem, for several sums of it.
+
+    The tables that it puts on every rank stay there, the others do not.
+    """
+    menu, slowest = packing.menu, ms * TARGETS[1]
+    edges = np.linspace(packing.least_everywhere, slowest, SHARED + 1)
+    found = {}
+    for low, high in pairwise(edges):
+        relaxed = packing.pack(mean, slowest, low, high)
+        if np.isfinite(relaxed.value):
+            chosen = relaxed.price.argmin(1)
+            on_all = (menu.everywhere[np.arange(len(chosen)), chosen] > 0)[:, None]
+            found[on_all.tobytes()] = (relaxed.value, on_all)
+    ways = sorted(found.values(), key=lambda way: way[0])[:SHARED_TRIED]
+    for _, on_all in ways:
+        base = spent.cuts.shape[1]
+        yield spent.only((menu.everywhere[:, :base] > 0) == on_all)
+
+
+def _built(menu: Menu, allowed: Sequence[Worth], ms: float) -> Iterator[tuple[Layout, Worth]]:
     """Layouts made table by table, each with the cut and places that suit what is there already."""
-    targets = TARGETS[1:] if len(menu.loads) > LARGE else TARGETS
-    for chunk, target, memory, snug in product(CHUNKS, targets, (0.0, 1.0), (True, False)):
-        layout = Layout(menu)
-        if Rebuilder(layout, np.where(_small(menu, menu.chunk, chunk), spent, np.inf)).build(
-            ms * target, memory, snug=snug
-        ):
-            yield layout
+    hows = (SNUG, LOOSE, ALIGNED) if any(allowed[0].scarce) else (SNUG, LOOSE)
+    if len(menu.loads) > LARGE:
+        allowed, hows = allowed[:1], hows[-1:]
+    for spent, chunk, target, memory, how in product(allowed, CHUNKS, TARGETS, (0.0, 1.0), hows):
+        layout = build(menu, spent.only(_small(menu, menu.chunk, chunk)), ms * target, how, memory)
+        if layout is not None:
+            yield layout, spent
 
 
 def _small(menu: Menu, values: Floats, most: float) -> NDArray[np.bool_]:
@@ -73,7 +97,7 @@ def _small(menu: Menu, values: Floats, most: float) -> NDArray[np.bool_]:
     return held
 
 
-def _chosen(packing: Packing, ms: float) -> Iterator[Layout]:
+def _chosen(packing: Packing, spent: Worth, ms: float) -> Iterator[Layout]:
     """Layouts of the relaxed problem's choices, with as much of the memory as placing succeeds with."""
     menu, seen = packing.menu, set()
     for chunk, size in product(CHUNKS, SIZES):
@@ -86,6 +110,9 @@ def _chosen(packing: Packing, ms: float) -> Iterator[Layout]:
             if choice is None or choice.tobytes() in seen:
                 break
             seen.add(choice.tobytes())
+            how = ALIGNED if any(spent.scarce) else SNUG
+            built = [build(menu, spent, ms * target, how, choice=choice) for target in TARGETS]
+            yield from (layout for layout in built if layout is not None)
             ways = (place(menu, choice, by_memory=b, lean=lean) for b, lean in product((False, True), (0.0, 0.5)))
             layout = next((way for way in ways if way is not None), None)
             if layout is not None:

@@ -1,7 +1,7 @@
 """What every table may become, as arrays: tables that are alike share one row."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +10,10 @@ from hetrain.errors import ConfigError
 from hetrain.planner.cluster import Cluster
 from hetrain.planner.cut import ALL, Cut
 from hetrain.planner.options import Constraint, Options
+from hetrain.planner.strips import Floats, Ints, Prices, Strips, price_strips
 from hetrain.planner.workload import TableLoad
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Prices = Callable[[TableLoad, tuple[str, ...], tuple[str, ...], int | None], list[Cut]]
+MANY = 200  # kinds of tables: so many parts are packed nearly as well as the mean says, without unequal strips
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,13 @@ class Menu:
     hbm: Floats  # [C, O] bytes that it adds to the mean rank
     ddr: Floats
     cluster: Cluster
+    strips: tuple[tuple[Strips, ...], ...]  # [C] of unequal widths, of each tier, where columns may be cut freely
 
 
 def make_menu(loads: Sequence[TableLoad], cluster: Cluster, prices: Prices, options: Options) -> Menu:
     """Price every allowed cut of every kind of table; raises ConfigError where a table has none."""
     kinds: dict[object, int] = {}
-    kind_of, cuts, copies = [], [], []
+    kind_of, cuts, copies, first = [], [], [], []
     for load in loads:
         rule = options.constraints.get(load.table.name, Constraint())
         table = load.table
@@ -47,10 +47,41 @@ def make_menu(loads: Sequence[TableLoad], cluster: Cluster, prices: Prices, opti
             kinds[key] = len(kinds)
             cuts.append(tuple(_allowed(load, rule, prices, options, cluster.world_size)))
             copies.append(0)
+            first.append((load, rule))
         kind_of.append(kinds[key])
         copies[kinds[key]] += 1
-    there, arrays = _arrays(cuts, cluster)
-    return Menu(tuple(loads), np.array(kind_of), np.array(copies), tuple(cuts), there, **arrays, cluster=cluster)
+    strips: list[tuple[Strips, ...]] = [()] * len(cuts)
+    if len(cuts) <= MANY and cluster.world_size > 1:
+        strips = [
+            _strips(load, row, prices) if rule.columns is None else ()
+            for (load, rule), row in zip(first, cuts, strict=True)
+        ]
+    ways = [[(cut, float(cut.parts)) for cut in row] for row in cuts]
+    there, arrays = _arrays(ways, cluster)
+    return Menu(
+        *(tuple(loads), np.array(kind_of), np.array(copies), tuple(cuts), there),
+        **arrays,
+        cluster=cluster,
+        strips=tuple(strips),
+    )
+
+
+def with_strips(menu: Menu) -> Menu:
+    """The menu with arrays that go on with strips of each width, as if a table were cut in dim / width of them.
+
+    Strips of unequal widths, whose widths add up to the table's, are a mixture of these: whatever adds up over parts is
+    for them no less than for the best of these. So what holds for all cuts of this menu holds for unequal strips.
+    """
+    ways = [[(cut, float(cut.parts)) for cut in row] for row in menu.cuts]
+    for row, tiers in zip(ways, menu.strips, strict=True):
+        row += [(cut, of.groups / (k + 1)) for of in tiers for k, cut in enumerate(of.widths)]
+    there, arrays = _arrays(ways, menu.cluster)
+    return replace(menu, there=there, **arrays)
+
+
+def _strips(load: TableLoad, cuts: Sequence[Cut], prices: Prices) -> tuple[Strips, ...]:
+    tiers = dict.fromkeys(cut.tier for cut in cuts if cut.kind == "column_wise")
+    return tuple(price_strips(load, tier, prices) for tier in tiers)
 
 
 def _allowed(load: TableLoad, rule: Constraint, prices: Prices, options: Options, ranks: int) -> list[Cut]:
@@ -90,18 +121,21 @@ def _by_threshold(load: TableLoad, kinds: tuple[str, ...], options: Options) -> 
     return tuple(k for k in kinds if k in wanted) or kinds
 
 
-def _arrays(cuts: Sequence[Sequence[Cut]], cluster: Cluster) -> tuple[NDArray[np.bool_], dict[str, Floats]]:
+def _arrays(
+    ways: Sequence[Sequence[tuple[Cut, float]]], cluster: Cluster
+) -> tuple[NDArray[np.bool_], dict[str, Floats]]:
+    """Arrays [C, O] of cuts with their numbers of parts."""
     ranks, local = cluster.world_size, cluster.ranks_per_node
-    shape = (len(cuts), max(map(len, cuts)))
+    shape = (len(ways), max(map(len, ways)))
     taken, everywhere, largest, chunk, hbm, ddr = (np.zeros(shape) for _ in range(6))
-    there = np.arange(shape[1]) < np.array([len(row) for row in cuts])[:, None]
-    for c, row in enumerate(cuts):
-        for o, cut in enumerate(row):
-            taken[c, o] = 0.0 if cut.place == ALL else cut.loaded_ranks(ranks, local) / ranks
+    there = np.arange(shape[1]) < np.array([len(row) for row in ways])[:, None]
+    for c, row in enumerate(ways):
+        for o, (cut, parts) in enumerate(row):
+            taken[c, o] = 0.0 if cut.place == ALL else cut.loaded_ranks(ranks, local) / ranks * parts / cut.parts
             everywhere[c, o] = cut.cost if cut.place == ALL else 0.0
             largest[c, o] = 0.0 if cut.place == ALL else cut.cost
             chunk[c, o] = max(cut.hbm / max(1, cluster.hbm_bytes), cut.ddr / max(1, cluster.ddr_bytes))
-            hbm[c, o] = cut.hbm_total / ranks
-            ddr[c, o] = cut.ddr_total / ranks
+            hbm[c, o] = cut.hbm_total * parts / cut.parts / ranks
+            ddr[c, o] = cut.ddr_total * parts / cut.parts / ranks
     names = ("ranks", "everywhere", "largest", "chunk", "hbm", "ddr")
     return there, dict(zip(names, (taken, everywhere, largest, chunk, hbm, ddr), strict=True))
