@@ -9,15 +9,22 @@ rank, is larger for every A, there is no such plan: T is a bound.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetrain.planner.menu import MANY, Floats, Menu, with_strips
+from hetrain.planner.patterns import Patterns
 from hetrain.planner.relax import Limit, Relaxed, relax
 
 TIGHT = 1e-3  # relative: how finely T and A are searched
-MOST_SPLITS = 400  # of the interval of A
+MOST_SPLITS = 400  # of the interval of A and of the cuts of single tables
+WIDEST, FINEST = 1 / 24, 1 / 400  # of the time: intervals of A that patterns are asked about
+NEAR = 2e-3  # relative: how near a plan need be to the bound that patterns find
+SOLVED = 250_000  # rows of linear programs for one bound
+DEPTH = 3  # halvings of the cuts of single tables
+MIXED = 2e-3  # of all time: differences between the cuts of a single table that are worth telling them apart
 Share = Callable[[Floats], Floats]
 
 
@@ -72,6 +79,7 @@ class Packing:
         cluster = menu.cluster
         self.memory = (Limit(menu.hbm, float(cluster.hbm_bytes)), Limit(menu.ddr, float(cluster.ddr_bytes)))
         self.least_everywhere = float(menu.copies @ _allowed(menu.everywhere, menu).min(1))
+        self._patterns: Patterns | None = None
         self.shares = list(shares())[: 1 if len(menu.cuts) > MANY else None]
 
     def pack(self, share: Share, slowest: float, low: float, high: float) -> Relaxed:
@@ -86,6 +94,37 @@ class Packing:
     def price(self, values: Floats) -> Relaxed:
         """The least sum of `values` [C, O] within the memory of the mean rank."""
         return relax(values, self.memory, self.menu.copies)
+
+    def refuted_by_patterns(self, slowest: float, low: float, high: float, solved: list[int]) -> bool:
+        """The same question, of the configuration linear program; adds the rows of those solved to the count."""
+        if self._patterns is None:
+            self._patterns = Patterns(self.menu)
+        before = self._patterns.rows
+        refuted = self._patterns.refutes(slowest, low, high)
+        solved[0] += self._patterns.rows - before
+        return refuted
+
+    def halves(self, slowest: float, low: float, high: float) -> tuple["Packing", ...]:
+        """Lean and fat cuts of a table alone of its kind, of which the relaxed problem mixes some, and its strips.
+
+        A plan takes one of them, or strips; what is refuted for each is refuted. Empty: no table's cuts differ enough.
+        """
+        menu, relaxed = self.menu, self.pack(mean, slowest, low, high)
+        worth = relaxed.prices[1] * menu.hbm + relaxed.prices[2] * menu.ddr  # of the memory, as a share of all time
+        whole = np.arange(menu.there.shape[1]) < np.array([len(row) for row in menu.cuts])[:, None]
+        good = np.isfinite(relaxed.price) & (relaxed.price <= relaxed.price.min(1, keepdims=True) + MIXED)
+        good &= (menu.copies == 1)[:, None] & whole
+        least, most = np.where(good, worth, np.inf).min(1), np.where(good, worth, -np.inf).max(1)
+        kind = int((most - least).argmax())
+        if not most[kind] - least[kind] > MIXED:
+            return ()
+        lean = worth[kind] <= (least[kind] + most[kind]) / 2
+        return tuple(self._only(kind, cuts) for cuts in (lean & whole[kind], ~lean & whole[kind], ~whole[kind]))
+
+    def _only(self, kind: int, cuts: NDArray[np.bool_]) -> "Packing":
+        there = self.menu.there.copy()
+        there[kind] &= cuts
+        return Packing(replace(self.menu, there=there))
 
     def refuted(self, slowest: float, low: float, high: float) -> str:
         """Why no plan of `slowest` ms spends `low` to `high` on what all ranks do; empty where none is found."""
@@ -124,21 +163,47 @@ def lower_bound(menu: Menu) -> Bound:
     return Bound(low, reason + _binding(packing, low), True)
 
 
-def _impossible(packing: Packing, slowest: float) -> str:
-    """Why no plan has a slowest rank of `slowest` ms, or empty. The interval of A is halved where it is not refuted."""
+def tightened(menu: Menu, bound: Bound, slowest: float) -> Bound:
+    """A larger bound, if the configuration linear program finds one, for a plan of `slowest` ms that is not near it."""
+    packing = Packing(with_strips(menu))
+    low, high, reason, solved = bound.ms, slowest, bound.reason, [0]
+    while high - low > NEAR * high and solved[0] < SOLVED:
+        middle = (low + high) / 2
+        if why := _impossible(packing, middle, solved):
+            low, reason = middle, why + _binding(packing, middle)
+        else:
+            high = middle
+    return Bound(low, reason, True)
+
+
+def _impossible(packing: Packing, slowest: float, solved: list[int] | None = None) -> str:
+    """Why no plan has a slowest rank of `slowest` ms, or empty.
+
+    What is not refuted is halved: the cuts of a table that the relaxed problem mixes, else the interval of A. With
+    `solved`, the rows of linear programs so far, patterns are asked before an interval of A is halved.
+    """
     reason = ""
-    waiting = [(packing.least_everywhere, slowest)]
+    finest = TIGHT if solved is None else FINEST
+    waiting = [(packing.least_everywhere, slowest, packing, 0)]
     for _ in range(MOST_SPLITS):
-        low, high = waiting.pop()
+        low, high, these, depth = waiting.pop()
         if low >= slowest:
             reason = reason or "what every rank does"
-        elif why := packing.refuted(slowest, low, high):
-            reason = why
-        elif high - low < TIGHT * slowest:
+        elif why := these.refuted(slowest, low, high):
+            reason = reason or why
+        elif depth < DEPTH and (halves := these.halves(slowest, low, high)):
+            waiting += [(low, high, half, depth + 1) for half in halves]
+        elif (
+            solved is not None
+            and high - low < WIDEST * slowest
+            and these.refuted_by_patterns(slowest, low, high, solved)
+        ):
+            reason = "no patterns of parts fill the ranks"
+        elif high - low < finest * slowest or (solved is not None and solved[0] >= SOLVED):
             return ""
         else:
             middle = (low + high) / 2
-            waiting += [(middle, high), (low, middle)]
+            waiting += [(middle, high, these, depth), (low, middle, these, depth)]
         if not waiting:
             return reason
     return ""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from hetrain.planner.insert import WASTE, Inserter
-from hetrain.planner.menu import Ints, Menu
+from hetrain.planner.menu import Floats, Ints, Menu
 from hetrain.planner.place import Layout
 from hetrain.planner.worth import Worth
 
@@ -34,7 +34,7 @@ def build(
     return layout
 
 
-def _dearest_first(menu: Menu, ranks: np.ndarray, memory: float) -> list[int]:
+def _dearest_first(menu: Menu, ranks: Floats, memory: float) -> list[int]:
     size = sum(
         np.where(menu.there, used, np.inf).min(1) * menu.cluster.world_size / most
         for used, most in ((menu.hbm, menu.cluster.hbm_bytes), (menu.ddr, menu.cluster.ddr_bytes))

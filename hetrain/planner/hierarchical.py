@@ -6,12 +6,12 @@ from itertools import pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.bound import Bound, Packing, lower_bound, mean
+from hetrain.planner.bound import Bound, Packing, lower_bound, mean, tightened
 from hetrain.planner.build import build
 from hetrain.planner.choose import choose
 from hetrain.planner.improve import improve
 from hetrain.planner.insert import ALIGNED, LOOSE, SNUG
-from hetrain.planner.menu import Floats, Menu, with_strips
+from hetrain.planner.menu import Floats, Ints, Menu, with_strips
 from hetrain.planner.place import Layout, place
 from hetrain.planner.ruin import Rebuilder
 from hetrain.planner.worth import Worth, worth
@@ -22,7 +22,9 @@ SHARED = 24  # sums of what every rank does that are weighed
 SHARED_TRIED = 4
 SIZES = (4.0, 0.5, 0.2, 0.08)  # largest parts, of the bound, that choices are made for
 ROOMS = (1.0, 0.985, 0.97, 0.94, 0.9)  # shares of the memory of the mean rank that a choice may use
+CHOICES = 8  # of cuts that layouts are built for
 GOOD = 1.002  # of the bound: the search stops
+NEAR_ENOUGH = 1.01  # of the bound: it is not asked for more
 IMPROVED = 3  # layouts that the local search works on
 EFFORT = 3_000_000  # tables x cuts that are weighed in rebuilding each
 LARGE = 1000  # tables: few parts of so many are large, and fewer tries reach as far
@@ -51,6 +53,8 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
             Rebuilder(layout, allowed).run(rounds, goal)
             improve(layout, goal)
             best = layout if best is None or layout.slowest < best.slowest else best
+    if best is not None and best.slowest > bound.ms * NEAR_ENOUGH:
+        bound = tightened(menu, bound, best.slowest)
     return best, bound
 
 
@@ -98,8 +102,32 @@ def _small(menu: Menu, values: Floats, most: float) -> NDArray[np.bool_]:
 
 
 def _chosen(packing: Packing, spent: Worth, ms: float) -> Iterator[Layout]:
-    """Layouts of the relaxed problem's choices, with as much of the memory as placing succeeds with."""
-    menu, seen = packing.menu, set()
+    """Layouts of the relaxed problem's choices, the cheapest first; at least one that memory suffices for."""
+    menu = packing.menu
+    how = ALIGNED if any(spent.scarce) else SNUG
+    many = CHOICES // 2 if len(menu.loads) > LARGE else CHOICES
+    placed = False
+    for number, choice in enumerate(_choices(packing, ms)):
+        if number < many:
+            for target in TARGETS:
+                layout = build(menu, spent, ms * target, how, choice=choice)
+                if layout is not None:
+                    placed = True
+                    yield layout
+        elif placed:
+            return
+        else:
+            ways = (place(menu, choice, by_memory=b, lean=lean) for b, lean in product((False, True), (0.0, 0.5)))
+            found = next((way for way in ways if way is not None), None)
+            if found is not None:
+                yield found
+                return
+
+
+def _choices(packing: Packing, ms: float) -> list[Ints]:
+    """Cuts for every table [tables] within the memory of the mean rank, those that cost least in sum first."""
+    menu = packing.menu
+    found: dict[bytes, tuple[float, Ints]] = {}
     for chunk, size in product(CHUNKS, SIZES):
         allowed = _small(menu, menu.chunk, chunk)
         allowed &= _small(menu, np.where(allowed, menu.largest, np.inf), size * ms)
@@ -107,14 +135,7 @@ def _chosen(packing: Packing, spent: Worth, ms: float) -> Iterator[Layout]:
         relaxed = packing.price(values)
         for room in ROOMS:
             choice = choose(menu, values, relaxed, room)
-            if choice is None or choice.tobytes() in seen:
+            if choice is None:
                 break
-            seen.add(choice.tobytes())
-            how = ALIGNED if any(spent.scarce) else SNUG
-            built = [build(menu, spent, ms * target, how, choice=choice) for target in TARGETS]
-            yield from (layout for layout in built if layout is not None)
-            ways = (place(menu, choice, by_memory=b, lean=lean) for b, lean in product((False, True), (0.0, 0.5)))
-            layout = next((way for way in ways if way is not None), None)
-            if layout is not None:
-                yield layout
-                break
+            found[choice.tobytes()] = (float(values[menu.kind_of, choice].sum()), choice)
+    return [choice for _, choice in sorted(found.values(), key=lambda way: way[0])]

@@ -135,9 +135,7 @@ class Inserter:
 class _Shapes:
     """How well a part's needs are in line with what ranks have left: the cosine of time and the scarce memories."""
 
-    def __init__(
-        self, layout: Layout, target: float, slack: Floats, room: Ints, scarce: tuple[bool, bool]
-    ) -> None:
+    def __init__(self, layout: Layout, target: float, slack: Floats, room: Ints, scarce: tuple[bool, bool]) -> None:
         self._most = [target, *(float(layout.limit[k, 0]) for k in (0, 1) if scarce[k])]
         self._scarce = scarce
         left = np.stack([np.maximum(slack, 0.0), *(room[k] for k in (0, 1) if scarce[k])])
@@ -146,7 +144,9 @@ class _Shapes:
 
     def of(self, cut: Cut) -> Floats:
         """[W] between 0 and 1."""
-        needs = np.array([cut.cost, *(used for used, scarce in zip((cut.hbm, cut.ddr), self._scarce, strict=True) if scarce)])
+        needs = np.array(
+            [cut.cost, *(used for used, scarce in zip((cut.hbm, cut.ddr), self._scarce, strict=True) if scarce)]
+        )
         needs = needs / np.array(self._most)
         held: Floats = (needs @ self._left) / self._length / (np.sqrt((needs**2).sum()) + 1e-12)
         return held

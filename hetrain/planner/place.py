@@ -25,6 +25,7 @@ class Layout:
         self.cut: Ints = np.full(len(menu.loads), NONE)
         self.places: list[list[int]] = [[] for _ in menu.loads]
         self.parts: list[list[Cut]] = [[] for _ in menu.loads]  # at each of the places
+        self.on: list[set[int]] = [set() for _ in range(self.world)]  # tables that load each rank
 
     @property
     def slowest(self) -> float:
@@ -45,7 +46,8 @@ class Layout:
     def add(self, table: int, place: int, part: Cut | None = None) -> None:
         """Load the ranks of one part, of the table's cut unless another is given."""
         part = part or self.of(table)
-        self._load(part, place, 1)
+        for held in self.on[self._load(part, place, 1)]:
+            held.add(table)
         self.places[table].append(place)
         self.parts[table].append(part)
 
@@ -54,14 +56,16 @@ class Layout:
         at = self.places[table].index(place)
         part = self.parts[table].pop(at)
         del self.places[table][at]
-        self._load(part, place, -1)
+        for held in self.on[self._load(part, place, -1)]:
+            held.discard(table)
         return part
 
-    def _load(self, part: Cut, place: int, sign: int) -> None:
+    def _load(self, part: Cut, place: int, sign: int) -> slice:
         ranks = self.span(part, place)
         self.ms[ranks] += sign * part.cost
         self.held[0, ranks] += sign * part.hbm
         self.held[1, ranks] += sign * part.ddr
+        return ranks
 
     def remove(self, table: int) -> None:
         """Take a table off all its ranks."""

@@ -8,7 +8,7 @@ from math import exp
 
 import numpy as np
 
-from hetrain.planner.cut import ALL, NODE, RANK
+from hetrain.planner.cut import ALL
 from hetrain.planner.insert import ALIGNED, LOOSE, SNUG, Inserter
 from hetrain.planner.place import Kept, Layout
 from hetrain.planner.worth import Worth
@@ -82,29 +82,24 @@ class Rebuilder:
         layout, draw = self.layout, self._draw
         slow = np.flatnonzero(layout.ms > self._inserter.target)
         count = int(draw.integers(2, MOST + 1))
-        tables = {int(draw.choice(on_rank(layout, int(draw.choice(slow)))))} if len(slow) else set()
+        tables = {self._on_rank(int(draw.choice(slow)))} if len(slow) else set()
         if draw.random() < 0.15:
             tables.update(self._on_node(int(draw.integers(layout.world // layout.local))))
         while len(tables) < min(count, len(layout.places)):
             if draw.random() < 0.3:
                 tables.add(int(draw.integers(len(layout.places))))
-            else:
-                tables.add(int(draw.choice(on_rank(layout, int(draw.integers(layout.world))))))
+            elif layout.on[rank := int(draw.integers(layout.world))]:
+                tables.add(self._on_rank(rank))
         size = {t: max(part.cost for part in layout.parts[t]) * draw.uniform(0.5, 1.5) for t in sorted(tables)}
         return sorted(size, key=lambda t: -size[t])
 
     def _on_node(self, node: int) -> list[int]:
         """Tables of the ranks of a node, but for those on every rank."""
-        layout, found = self.layout, []
-        for t, places in enumerate(layout.places):
-            place = layout.of(t).place
-            if place != ALL and any((p if place == NODE else p // layout.local) == node for p in places):
-                found.append(t)
-        return found
+        layout = self.layout
+        ranks = range(node * layout.local, (node + 1) * layout.local)
+        return [t for t in sorted(set().union(*(layout.on[r] for r in ranks))) if layout.of(t).place != ALL]
 
-
-def on_rank(layout: Layout, rank: int) -> list[int]:
-    """The tables that load a rank."""
-    node = rank // layout.local
-    here = {RANK: rank, NODE: node, ALL: 0}
-    return [t for t, places in enumerate(layout.places) if here[layout.of(t).place] in places]
+    def _on_rank(self, rank: int) -> int:
+        """One of the tables that load a rank."""
+        held = sorted(self.layout.on[rank])
+        return held[int(self._draw.integers(len(held)))]

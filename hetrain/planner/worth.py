@@ -18,8 +18,9 @@ class Worth:
     scarce: tuple[bool, bool]  # whether the memory of devices, of hosts, has a price
 
     def only(self, allowed: NDArray[np.bool_]) -> "Worth":
-        """Without the cuts that are not `allowed` [C, O]."""
-        return replace(self, cuts=np.where(allowed, self.cuts, np.inf))
+        """Without the cuts that are not `allowed` [C, O], but for tables that would have none left."""
+        left = np.where(allowed, self.cuts, np.inf)
+        return replace(self, cuts=np.where(np.isfinite(left).any(1, keepdims=True), left, self.cuts))
 
 
 def worth(menu: Menu, relaxed: Relaxed, ms: float) -> Worth:
