@@ -8,24 +8,21 @@ two parts of more than half do not fit together. Where the least sum, under limi
 rank, is larger for every A, there is no such plan: T is a bound.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hetrain.planner.menu import MANY, Floats, Menu, with_strips
-from hetrain.planner.patterns import Patterns
-from hetrain.planner.relax import Limit, Relaxed, relax
+from hetrain.planner.menu import Menu, with_strips
+from hetrain.planner.packing import Asked, Mixture, Packing, allowed
 
 TIGHT = 1e-3  # relative: how finely T and A are searched
 MOST_SPLITS = 400  # of the interval of A and of the cuts of single tables
 WIDEST, FINEST = 1 / 24, 1 / 400  # of the time: intervals of A that patterns are asked about
 NEAR = 2e-3  # relative: how near a plan need be to the bound that patterns find
-SOLVED = 250_000  # rows of linear programs for one bound
+MOST_ROWS = 250_000  # of linear programs for one bound
 DEPTH = 3  # halvings of the cuts of single tables
-MIXED = 2e-3  # of all time: differences between the cuts of a single table that are worth telling them apart
-Share = Callable[[Floats], Floats]
+ABOVE = (1.003, 1.015)  # multiples of the bound that mixtures are wanted for
 
 
 @dataclass(frozen=True)
@@ -35,111 +32,6 @@ class Bound:
     ms: float
     reason: str
     feasible: bool
-
-
-def mean(x: Floats) -> Floats:
-    """A part's share itself."""
-    return x
-
-
-def shares() -> Iterator[tuple[str, Share]]:
-    """Dual feasible functions of a part's share of a rank: they add up to at most 1 where the shares do."""
-    yield "the mean over the ranks", mean
-    for k in range(1, 13):
-        yield f"at most {k} parts above 1/{k + 1} of a rank's time fit on it", _rounded(k)
-    for least in (0.1, 0.2, 0.3, 0.4):
-        yield (
-            f"parts above {1 - least:.0%} of a rank's time leave no room for others above {least:.0%}",
-            _cleared(least),
-        )
-
-
-def _rounded(k: int) -> Share:
-    def share(x: Floats) -> Floats:
-        scaled = x * (k + 1)
-        whole = np.round(scaled)
-        exact = np.abs(scaled - whole) < 1e-9
-        return np.where(exact, x, np.floor(scaled) / k)
-
-    return share
-
-
-def _cleared(least: float) -> Share:
-    def share(x: Floats) -> Floats:
-        return np.where(x > 1 - least, 1.0, np.where(x < least, 0.0, x))
-
-    return share
-
-
-class Packing:
-    """The relaxed packing problem of one menu."""
-
-    def __init__(self, menu: Menu) -> None:
-        self.menu = menu
-        cluster = menu.cluster
-        self.memory = (Limit(menu.hbm, float(cluster.hbm_bytes)), Limit(menu.ddr, float(cluster.ddr_bytes)))
-        self.least_everywhere = float(menu.copies @ _allowed(menu.everywhere, menu).min(1))
-        self._patterns: Patterns | None = None
-        self.shares = list(shares())[: 1 if len(menu.cuts) > MANY else None]
-
-    def pack(self, share: Share, slowest: float, low: float, high: float) -> Relaxed:
-        """Least share of the ranks taken by parts in `slowest` ms, where every rank spends `low` to `high` on all."""
-        menu = self.menu
-        capacity = max(slowest - low, 1e-12)
-        part = menu.largest / capacity
-        values = (menu.largest * menu.ranks + menu.everywhere) / slowest if share is mean else share(part) * menu.ranks
-        values[~menu.there | (part > 1 + 1e-12)] = np.inf
-        return relax(values, (Limit(menu.everywhere, high), *self.memory), menu.copies)
-
-    def price(self, values: Floats) -> Relaxed:
-        """The least sum of `values` [C, O] within the memory of the mean rank."""
-        return relax(values, self.memory, self.menu.copies)
-
-    def refuted_by_patterns(self, slowest: float, low: float, high: float, solved: list[int]) -> bool:
-        """The same question, of the configuration linear program; adds the rows of those solved to the count."""
-        if self._patterns is None:
-            self._patterns = Patterns(self.menu)
-        before = self._patterns.rows
-        refuted = self._patterns.refutes(slowest, low, high)
-        solved[0] += self._patterns.rows - before
-        return refuted
-
-    def halves(self, slowest: float, low: float, high: float) -> tuple["Packing", ...]:
-        """Lean and fat cuts of a table alone of its kind, of which the relaxed problem mixes some, and its strips.
-
-        A plan takes one of them, or strips; what is refuted for each is refuted. Empty: no table's cuts differ enough.
-        """
-        menu, relaxed = self.menu, self.pack(mean, slowest, low, high)
-        worth = relaxed.prices[1] * menu.hbm + relaxed.prices[2] * menu.ddr  # of the memory, as a share of all time
-        whole = np.arange(menu.there.shape[1]) < np.array([len(row) for row in menu.cuts])[:, None]
-        good = np.isfinite(relaxed.price) & (relaxed.price <= relaxed.price.min(1, keepdims=True) + MIXED)
-        good &= (menu.copies == 1)[:, None] & whole
-        least, most = np.where(good, worth, np.inf).min(1), np.where(good, worth, -np.inf).max(1)
-        kind = int((most - least).argmax())
-        if not most[kind] - least[kind] > MIXED:
-            return ()
-        lean = worth[kind] <= (least[kind] + most[kind]) / 2
-        return tuple(self._only(kind, cuts) for cuts in (lean & whole[kind], ~lean & whole[kind], ~whole[kind]))
-
-    def _only(self, kind: int, cuts: NDArray[np.bool_]) -> "Packing":
-        there = self.menu.there.copy()
-        there[kind] &= cuts
-        return Packing(replace(self.menu, there=there))
-
-    def refuted(self, slowest: float, low: float, high: float) -> str:
-        """Why no plan of `slowest` ms spends `low` to `high` on what all ranks do; empty where none is found."""
-        for at, (reason, share) in enumerate(self.shares):
-            value = self.pack(share, slowest, low, high).value
-            if not np.isfinite(value):
-                return "one part of a table that no cut allowed makes cheaper"
-            if value > 1 + 1e-9:
-                self.shares.insert(0, self.shares.pop(at))  # it will most likely say so of the next one, too
-                return reason
-        return ""
-
-
-def _allowed(values: Floats, menu: Menu) -> Floats:
-    return np.where(menu.there, values, np.inf)
 
 
 def lower_bound(menu: Menu) -> Bound:
@@ -163,27 +55,32 @@ def lower_bound(menu: Menu) -> Bound:
     return Bound(low, reason + _binding(packing, low), True)
 
 
-def tightened(menu: Menu, bound: Bound, slowest: float) -> Bound:
-    """A larger bound, if the configuration linear program finds one, for a plan of `slowest` ms that is not near it."""
-    packing = Packing(with_strips(menu))
-    low, high, reason, solved = bound.ms, slowest, bound.reason, [0]
-    while high - low > NEAR * high and solved[0] < SOLVED:
+def tightened(menu: Menu, bound: Bound, slowest: float) -> tuple[Bound, list[Mixture]]:
+    """A larger bound, if patterns find one below `slowest` ms, and mixtures of cuts that fit a little above it."""
+    packing, asked = Packing(with_strips(menu)), Asked()
+    low, high, reason = bound.ms, slowest, bound.reason
+    while high - low > NEAR * high and asked.rows < MOST_ROWS:
         middle = (low + high) / 2
-        if why := _impossible(packing, middle, solved):
+        if why := _impossible(packing, middle, asked):
             low, reason = middle, why + _binding(packing, middle)
         else:
             high = middle
-    return Bound(low, reason, True)
+    for above in ABOVE:
+        edges = np.linspace(packing.least_everywhere, low * above, int(1 / WIDEST) * 2 + 1)
+        for least, most in pairwise(edges):
+            if not packing.refuted(low * above, least, most):
+                packing.refuted_by_patterns(low * above, least, most, asked)
+    return Bound(low, reason, True), asked.mixtures
 
 
-def _impossible(packing: Packing, slowest: float, solved: list[int] | None = None) -> str:
+def _impossible(packing: Packing, slowest: float, asked: Asked | None = None) -> str:
     """Why no plan has a slowest rank of `slowest` ms, or empty.
 
     What is not refuted is halved: the cuts of a table that the relaxed problem mixes, else the interval of A. With
-    `solved`, the rows of linear programs so far, patterns are asked before an interval of A is halved.
+    `asked` patterns are asked before an interval of A is halved.
     """
     reason = ""
-    finest = TIGHT if solved is None else FINEST
+    finest = TIGHT if asked is None else FINEST
     waiting = [(packing.least_everywhere, slowest, packing, 0)]
     for _ in range(MOST_SPLITS):
         low, high, these, depth = waiting.pop()
@@ -194,12 +91,10 @@ def _impossible(packing: Packing, slowest: float, solved: list[int] | None = Non
         elif depth < DEPTH and (halves := these.halves(slowest, low, high)):
             waiting += [(low, high, half, depth + 1) for half in halves]
         elif (
-            solved is not None
-            and high - low < WIDEST * slowest
-            and these.refuted_by_patterns(slowest, low, high, solved)
+            asked is not None and high - low < WIDEST * slowest and these.refuted_by_patterns(slowest, low, high, asked)
         ):
             reason = "no patterns of parts fill the ranks"
-        elif high - low < finest * slowest or (solved is not None and solved[0] >= SOLVED):
+        elif high - low < finest * slowest or (asked is not None and asked.rows >= MOST_ROWS):
             return ""
         else:
             middle = (low + high) / 2
@@ -210,8 +105,8 @@ def _impossible(packing: Packing, slowest: float, solved: list[int] | None = Non
 
 
 def _binding(packing: Packing, slowest: float) -> str:
-    prices = packing.pack(mean, slowest, packing.least_everywhere, slowest).prices
-    tight = [name for name, price in zip(("devices", "hosts"), prices[1:], strict=True) if price > 0]
+    prices = packing.prices(slowest)
+    tight = [name for name, price in zip(("devices", "hosts"), prices, strict=True) if price > 0]
     return f", within the memory of the {' and '.join(tight)}" if tight else ""
 
 
@@ -219,7 +114,9 @@ def memory_lack(menu: Menu) -> str:
     """Why not even the leanest cuts fit together, or an empty string."""
     cluster = menu.cluster
     for name, used, there in (("hbm", menu.hbm, cluster.hbm_bytes), ("ddr", menu.ddr, cluster.ddr_bytes)):
-        least = float(menu.copies @ _allowed(used, menu).min(1))
+        least = float(menu.copies @ allowed(used, menu).min(1))
         if least > there:
             return f"the leanest cuts need {least / 2**30:.2f} GiB of {name} on the mean rank of {there / 2**30:.2f}"
+    if not (menu.there & (menu.chunk <= 1)).any(1).all():
+        return "a part of a table does not fit a rank's memory in any cut"
     return ""

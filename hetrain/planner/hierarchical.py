@@ -1,17 +1,19 @@
 """The hierarchical strategy: every table's cut chosen against the lower bound, placed largest first, then improved."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, product
+from itertools import pairwise, product, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.bound import Bound, Packing, lower_bound, mean, tightened
+from hetrain.planner.bound import Bound, lower_bound, tightened
 from hetrain.planner.build import build
 from hetrain.planner.choose import choose
+from hetrain.planner.guided import guided
 from hetrain.planner.improve import improve
 from hetrain.planner.insert import ALIGNED, LOOSE, SNUG
 from hetrain.planner.menu import Floats, Ints, Menu, with_strips
+from hetrain.planner.packing import Mixture, Packing, mean
 from hetrain.planner.place import Layout, place
 from hetrain.planner.ruin import Rebuilder
 from hetrain.planner.worth import Worth, worth
@@ -21,12 +23,13 @@ TARGETS = (1.0, 1.02, 1.05)  # slowest ranks, as multiples of the bound, that la
 SHARED = 24  # sums of what every rank does that are weighed
 SHARED_TRIED = 4
 SIZES = (4.0, 0.5, 0.2, 0.08)  # largest parts, of the bound, that choices are made for
-ROOMS = (1.0, 0.985, 0.97, 0.94, 0.9)  # shares of the memory of the mean rank that a choice may use
+ROOMS = (1.0, 0.985, 0.97, 0.955, 0.94, 0.92, 0.9)  # shares of the memory of the mean rank that a choice may use
 CHOICES = 8  # of cuts that layouts are built for
 GOOD = 1.002  # of the bound: the search stops
 NEAR_ENOUGH = 1.01  # of the bound: it is not asked for more
 IMPROVED = 3  # layouts that the local search works on
-EFFORT = 3_000_000  # tables x cuts that are weighed in rebuilding each
+MOST_ROUNDS, LARGE_ROUNDS = 3000, 1000  # of rebuilding
+MIXTURES, FEW_MIXTURES = 40, 2  # that layouts are made of
 LARGE = 1000  # tables: few parts of so many are large, and fewer tries reach as far
 ROUNDS = 3  # of rebuilding at most, for each pair of tables
 
@@ -36,26 +39,42 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     bound = lower_bound(menu)
     if not bound.feasible:
         return None, bound
-    goal = bound.ms * GOOD
     packing = Packing(with_strips(menu))
     relaxed = packing.pack(mean, max(bound.ms, 1e-9), packing.least_everywhere, max(bound.ms, 1e-9))
     spent = worth(menu, relaxed, bound.ms)
-    tried = [*_built(menu, [spent, *_shared(packing, spent, bound.ms)], bound.ms)]
-    tried += [(layout, spent) for layout in _chosen(Packing(menu), spent, bound.ms)]
-    found = [*{round(_promise(way[0]) / bound.ms, 6): way for way in tried}.values()]  # each once
+    tried = [(layout, spent) for layout in _chosen(Packing(menu), spent, bound.ms)]
+    if not tried or len(menu.loads) <= LARGE:
+        tried += _built(menu, [spent, *_shared(packing, spent, bound.ms)], bound.ms)
+    slowest = min((layout.slowest for layout, _ in tried), default=0.0)
+    if slowest > bound.ms * NEAR_ENOUGH:
+        bound, mixtures = tightened(menu, bound, slowest)
+        tried += [(layout, spent) for layout in _guided(menu, spent, mixtures)]
+    return _improved(menu, tried, bound.ms), bound
+
+
+def _improved(menu: Menu, tried: list[tuple[Layout, Worth]], ms: float) -> Layout | None:
+    """The best of the most promising layouts, each rebuilt until it is near `ms`; None: there are none."""
+    found = [*{round(_promise(way[0]) / max(ms, 1e-9), 6): way for way in tried}.values()]  # each once
     found.sort(key=lambda way: _promise(way[0]))
-    weighed = len(menu.loads) * menu.there.shape[1]
-    rounds = min(ROUNDS * len(menu.loads) ** 2, EFFORT // weighed + 200)
+    rounds = LARGE_ROUNDS if len(menu.loads) > LARGE else min(ROUNDS * len(menu.loads) ** 2, MOST_ROUNDS)
     best: Layout | None = None
     for layout, allowed in found[: 1 if len(menu.loads) > LARGE else IMPROVED]:
-        if best is None or best.slowest > goal:
-            improve(layout, goal)
-            Rebuilder(layout, allowed).run(rounds, goal)
-            improve(layout, goal)
+        if best is None or best.slowest > ms * GOOD:
+            improve(layout, ms * GOOD)
+            Rebuilder(layout, allowed).run(rounds, ms * GOOD)
+            improve(layout, ms * GOOD)
             best = layout if best is None or layout.slowest < best.slowest else best
-    if best is not None and best.slowest > bound.ms * NEAR_ENOUGH:
-        bound = tightened(menu, bound, best.slowest)
-    return best, bound
+    return best
+
+
+def _guided(menu: Menu, spent: Worth, mixtures: list[Mixture]) -> Iterator[Layout]:
+    """Layouts of the mixtures of cuts that patterns end with, those for the fastest ranks first."""
+    wanted = sorted(mixtures, key=lambda mixture: mixture.ms)[: FEW_MIXTURES if len(menu.loads) > LARGE else MIXTURES]
+    for mixture in wanted:
+        for beyond in TARGETS[:2]:
+            layout = guided(menu, spent, mixture.ms * beyond, mixture.ways, mixture.tables)
+            if layout is not None:
+                yield layout
 
 
 def _promise(layout: Layout) -> float:
@@ -106,22 +125,21 @@ def _chosen(packing: Packing, spent: Worth, ms: float) -> Iterator[Layout]:
     menu = packing.menu
     how = ALIGNED if any(spent.scarce) else SNUG
     many = CHOICES // 2 if len(menu.loads) > LARGE else CHOICES
-    placed = False
-    for number, choice in enumerate(_choices(packing, ms)):
-        if number < many:
-            for target in TARGETS:
-                layout = build(menu, spent, ms * target, how, choice=choice)
-                if layout is not None:
-                    placed = True
-                    yield layout
-        elif placed:
+    placed = 0
+    choices = _choices(packing, ms)
+    for choice in choices:
+        built = (build(menu, spent, ms * target, how, choice=choice) for target in TARGETS)
+        fitting = [*takewhile(lambda layout: layout is not None, built)]
+        yield from (layout for layout in fitting if layout is not None)
+        placed += bool(fitting)
+        if placed == many:
             return
-        else:
-            ways = (place(menu, choice, by_memory=b, lean=lean) for b, lean in product((False, True), (0.0, 0.5)))
-            found = next((way for way in ways if way is not None), None)
-            if found is not None:
-                yield found
-                return
+    for choice in choices if not placed else ():
+        ways = (place(menu, choice, by_memory=b, lean=lean) for b, lean in product((False, True), (0.0, 0.5)))
+        found = next((way for way in ways if way is not None), None)
+        if found is not None:
+            yield found
+            return
 
 
 def _choices(packing: Packing, ms: float) -> list[Ints]:

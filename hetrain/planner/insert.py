@@ -15,7 +15,7 @@ from hetrain.planner.place import UNEQUAL, Layout
 from hetrain.planner.strips import Floats, Ints, fill, widest
 from hetrain.planner.worth import Worth
 
-WASTE = 0.02  # of a millisecond spent, against one in excess of the target
+WASTE = 0.3  # of a millisecond spent, against one in excess of the target
 BEYOND = (0.0, 0.003, 0.02)  # of the target: how far strips of unequal widths may exceed it
 SNUG, LOOSE, ALIGNED = 0, 1, 2
 

@@ -7,46 +7,33 @@ at these values is the solution of a knapsack problem, solved exactly on a grid 
 by what that pattern is worth are a proof even before no better pattern is left (Farley, 1990).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from hetrain.planner.menu import Floats, Ints, Menu
+from hetrain.planner.ways import WayArrays, arrays_of, ways_of
 
 GRID = 1000  # steps of the slowest rank's time that parts are rounded down to
 ITERATIONS = 60  # linear programs for one question
 PATTERNS = 6  # that are added at a time
-FEW_GROUPS = 8  # of 4 columns: all ways to cut so few are weighed one by one
 SURE = 1e-7  # relative: what a refutation must exceed
-
-
-@dataclass(frozen=True)
-class _Options:
-    """Ways to cut each kind of table [N], and the parts of each [P], as shares of the ranks they load."""
-
-    kind: Ints
-    everywhere: Floats  # ms on every rank
-    spent: Floats  # ms on the mean rank
-    memory: Floats  # [2, N] of the mean rank, as shares of what is there
-    way: Ints  # [P] the option that a part is of, ascending
-    ranks: Floats
-    ms: Floats
 
 
 class Patterns:
     """Parts of all cuts of a menu with strips, as a configuration linear program sees them."""
 
-    def __init__(self, menu: Menu) -> None:
-        self._options = _options(menu)
+    def __init__(self, menu: Menu, memory: bool) -> None:
+        self.ways = ways_of(menu, memory)
+        self._arrays = arrays_of(self.ways)
+        self._limits = (max(1.0, float(menu.cluster.hbm_bytes)), max(1.0, float(menu.cluster.ddr_bytes)))
         self._copies = menu.copies.astype(float)
+        self.mixture: Floats = np.zeros(len(self.ways))  # tables in each way, of the last question not refuted
         self.rows = 0  # of linear programs solved so far
         self._known: dict[float, list[tuple[int, ...]]] = {}  # patterns of grid sizes, by slowest rank
 
     def refutes(self, slowest: float, low: float, high: float) -> bool:
         """Whether no plan of `slowest` ms spends `low` to `high` on what all ranks do."""
-        options = self._options
+        options = self._arrays
         usable = np.ones(len(options.kind), dtype=np.bool_)
         usable[options.way[options.ms > (slowest - low) * (1 + 1e-12)]] = False
         if len(np.unique(options.kind[usable])) < len(self._copies):
@@ -58,9 +45,11 @@ class Patterns:
         known = self._known.setdefault(slowest, [])
         for _ in range(ITERATIONS):
             patterns = [p for p in known if sum(p) <= capacity and np.isin(p, sizes).all()]
-            program = _Program(options, self._copies, usable, steps, sizes, patterns, slowest, high)
-            gain, values, most, rest = program.solve()
+            program = _Program(options, self._copies, self._limits, usable, steps, sizes, patterns, slowest, high)
+            gain, values, most, rest, mixture = program.solve()
             self.rows += program.rows
+            self.mixture = np.zeros(len(usable))
+            self.mixture[usable] = mixture
             if gain <= SURE:
                 return False  # no values refute it, whatever the other patterns
             worth, found = _best_patterns(sizes, values, capacity)
@@ -77,8 +66,9 @@ class _Program:
 
     def __init__(
         self,
-        options: _Options,
+        options: WayArrays,
         copies: Floats,
+        limits: tuple[float, float],
         usable: NDArray[np.bool_],
         steps: Ints,
         sizes: Ints,
@@ -97,17 +87,20 @@ class _Program:
         np.add.at(matrix, (row_of[options.way[held]], columns), -options.ranks[held])
         matrix[at, kinds + many] = -options.spent[usable]
         matrix[at, kinds + many + 2] = -options.everywhere[usable]
-        matrix[at, kinds + many + 3] = -options.memory[0, usable]
-        matrix[at, kinds + many + 4] = -options.memory[1, usable]
+        matrix[at, kinds + many + 3] = -options.hbm[usable] / limits[0]
+        matrix[at, kinds + many + 4] = -options.ddr[usable] / limits[1]
         for row, pattern in enumerate(patterns, rows):
             np.add.at(matrix[row], kinds + sizes.searchsorted(pattern), 1.0)
             matrix[row, kinds + many + 1] = -1.0
-        self.rows = len(matrix)
+        self.rows, self._ways = len(matrix), rows
         self._matrix, self._kinds, self._many, self._slowest = matrix, kinds, many, slowest
         self._gain = np.concatenate([copies, np.zeros(many + 2), [-high, -1.0, -1.0]])
 
-    def solve(self) -> tuple[float, Floats, float, float]:
-        """(gain, values of the sizes, what a pattern may be worth, value of a rank's whole time): the two sum to 1."""
+    def solve(self) -> tuple[float, Floats, float, float, Floats]:
+        """(gain, values of the sizes, what a pattern may be worth, value of a rank's whole time, tables in each way).
+
+        The worth of a pattern and the value of the time add up to 1.
+        """
         from scipy.optimize import linprog
 
         kinds, many = self._kinds, self._many
@@ -117,14 +110,11 @@ class _Program:
         free[kinds : kinds + many] = [(0, 1)] * many
         solved = linprog(-self._gain, self._matrix, np.zeros(len(self._matrix)), whole, [1.0], free, method="highs")
         if solved.status != 0:
-            return -1.0, np.zeros(many), 1.0, 0.0
+            return -1.0, np.zeros(many), 1.0, 0.0, np.zeros(self._ways)
         x = solved.x
-        return (
-            -solved.fun - 1,
-            x[kinds : kinds + many],
-            float(x[kinds + many + 1]),
-            float(x[kinds + many] * self._slowest),
-        )
+        mixture = -solved.ineqlin.marginals[: self._ways]
+        most, whole_time = float(x[kinds + many + 1]), float(x[kinds + many] * self._slowest)
+        return -solved.fun - 1, x[kinds : kinds + many], most, whole_time, mixture
 
 
 def _best_patterns(sizes: Ints, values: Floats, capacity: int) -> tuple[float, list[tuple[int, ...]]]:
@@ -154,64 +144,3 @@ def _best_patterns(sizes: Ints, values: Floats, capacity: int) -> tuple[float, l
                 room -= 1
         found.append(tuple(sorted(pattern)))
     return float(best[capacity]), list(dict.fromkeys(found))
-
-
-def _options(menu: Menu) -> _Options:
-    """Every cut, every way to cut few groups of columns in strips, and many in strips of about one width."""
-    most = (max(1.0, float(menu.cluster.hbm_bytes)), max(1.0, float(menu.cluster.ddr_bytes)))
-    found: list[tuple[int, float, float, float, list[tuple[float, float]]]] = []  # kind, everywhere, memory, parts
-    for kind, cuts in enumerate(menu.cuts):
-        at = len(cuts)
-        columns = list(range(at))
-        for of in menu.strips[kind] if menu.there.shape[1] > at else ():
-            if menu.there[kind, at]:
-                if of.groups <= FEW_GROUPS:
-                    for widths in _partitions(of.groups, of.groups - 1):
-                        hold = np.array(widths) - 1
-                        memory = of.hbm[hold].sum(), of.ddr[hold].sum()
-                        parts = [(1 / menu.cluster.world_size, float(of.cost[w])) for w in hold]
-                        found.append((kind, 0.0, *(float(m) / menu.cluster.world_size for m in memory), parts))
-                else:
-                    columns += range(at, at + of.groups - 1)
-            at += of.groups - 1
-        for o in _useful(menu, kind, columns):
-            parts = [(float(menu.ranks[kind, o]), float(menu.largest[kind, o]))]
-            found.append((kind, *(float(a[kind, o]) for a in (menu.everywhere, menu.hbm, menu.ddr)), parts))
-    found.sort(key=lambda option: option[0])
-    return _as_arrays(found, most)
-
-
-def _useful(menu: Menu, kind: int, columns: list[int]) -> list[int]:
-    """Those of the cuts that are there and to which none is equal or better in parts, time and memory at once."""
-    there = np.array([o for o in columns if menu.there[kind, o]], dtype=np.int64)
-    arrays = (menu.ranks, menu.largest, menu.ranks * menu.largest, menu.everywhere, menu.hbm, menu.ddr)
-    figures = np.stack([array[kind, there] for array in arrays])
-    better = (figures[:, :, None] <= figures[:, None, :]).all(0)  # [a, b]: a is nowhere worse than b
-    same = better & better.T
-    held: list[int] = there[~((better & ~same).any(0) | np.triu(same, 1).any(0))].tolist()
-    return held
-
-
-def _as_arrays(
-    found: list[tuple[int, float, float, float, list[tuple[float, float]]]], most: tuple[float, float]
-) -> _Options:
-    kind, everywhere, hbm, ddr, parts = zip(*found, strict=True)
-    everywhere, memory = np.array(everywhere), np.stack([np.array(hbm) / most[0], np.array(ddr) / most[1]])
-    spent = everywhere + np.array([sum(ranks * ms for ranks, ms in row) for row in parts])
-    return _Options(
-        np.array(kind),
-        everywhere,
-        spent,
-        memory,
-        np.repeat(np.arange(len(parts)), [len(row) for row in parts]),
-        np.array([ranks for row in parts for ranks, _ in row]),
-        np.array([ms for row in parts for _, ms in row]),
-    )
-
-
-def _partitions(whole: int, most: int) -> Iterator[list[int]]:
-    """Every list of numbers from `most` down to 1 that add up to `whole`."""
-    if whole == 0:
-        yield []
-    for first in range(min(whole, most), 0, -1):
-        yield from ([first, *rest] for rest in _partitions(whole - first, first))

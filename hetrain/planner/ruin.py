@@ -8,13 +8,14 @@ from math import exp
 
 import numpy as np
 
-from hetrain.planner.cut import ALL
+from hetrain.planner.cut import ALL, RANK
 from hetrain.planner.insert import ALIGNED, LOOSE, SNUG, Inserter
 from hetrain.planner.place import Kept, Layout
 from hetrain.planner.worth import Worth
 
 MOST = 6  # tables taken off at a time
-STEP = 0.003  # by which the target is below the best
+PAIRS = 0.8  # of the rebuilds, where memory is scarce, are of two ranks
+STEP = 0.015  # by which the target is below the best
 NOISE = 0.03  # of the cost of a cut, so that not the same is tried again
 WARM, COLD = 0.02, 0.0005  # excess, as a share of the target, that is readily accepted at first and at last
 
@@ -80,6 +81,8 @@ class Rebuilder:
     def _pick(self) -> list[int]:
         """Some tables, at least one of a rank in excess, in the order they are put back: roughly the largest first."""
         layout, draw = self.layout, self._draw
+        if len(self._ways) > 2 and draw.random() < PAIRS:
+            return self._pair()
         slow = np.flatnonzero(layout.ms > self._inserter.target)
         count = int(draw.integers(2, MOST + 1))
         tables = {self._on_rank(int(draw.choice(slow)))} if len(slow) else set()
@@ -91,6 +94,16 @@ class Rebuilder:
             elif layout.on[rank := int(draw.integers(layout.world))]:
                 tables.add(self._on_rank(rank))
         size = {t: max(part.cost for part in layout.parts[t]) * draw.uniform(0.5, 1.5) for t in sorted(tables)}
+        return sorted(size, key=lambda t: -size[t])
+
+    def _pair(self) -> list[int]:
+        """All that lies on one of the slowest ranks and one of the fastest alone, to be dealt out between them anew."""
+        layout = self.layout
+        order = np.argsort(layout.ms, kind="stable")
+        some = max(1, len(order) // 8)
+        ranks = int(order[-1 - int(self._draw.integers(some))]), int(order[int(self._draw.integers(some))])
+        tables = [t for t in sorted(layout.on[ranks[0]] | layout.on[ranks[1]]) if layout.of(t).place == RANK]
+        size = {t: max(part.cost for part in layout.parts[t]) * self._draw.uniform(0.5, 1.5) for t in tables}
         return sorted(size, key=lambda t: -size[t])
 
     def _on_node(self, node: int) -> list[int]:
