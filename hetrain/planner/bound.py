@@ -20,7 +20,8 @@ TIGHT = 1e-3  # relative: how finely T and A are searched
 MOST_SPLITS = 400  # of the interval of A and of the cuts of single tables
 WIDEST, FINEST = 1 / 24, 1 / 400  # of the time: intervals of A that patterns are asked about
 NEAR = 2e-3  # relative: how near a plan need be to the bound that patterns find
-MOST_ROWS = 250_000  # of linear programs for one bound
+WORK = 200_000  # rows of linear programs and steps of knapsack problems, at most
+FOR_BOUND = 0.6  # of the work; the rest is for mixtures
 DEPTH = 3  # halvings of the cuts of single tables
 ABOVE = (1.003, 1.015)  # multiples of the bound that mixtures are wanted for
 
@@ -55,20 +56,24 @@ def lower_bound(menu: Menu) -> Bound:
     return Bound(low, reason + _binding(packing, low), True)
 
 
-def tightened(menu: Menu, bound: Bound, slowest: float) -> tuple[Bound, list[Mixture]]:
-    """A larger bound, if patterns find one below `slowest` ms, and mixtures of cuts that fit a little above it."""
-    packing, asked = Packing(with_strips(menu)), Asked()
+def tightened(menu: Menu, bound: Bound, slowest: float, work: int = WORK) -> tuple[Bound, list[Mixture]]:
+    """A larger bound, if patterns find one below `slowest` ms, and mixtures of cuts that fit a little above it.
+
+    `work` bounds the rows of linear programs and the steps of knapsack problems; part of it goes to the mixtures.
+    """
+    packing, asked = Packing(with_strips(menu)), Asked(left=int(work * FOR_BOUND))
     low, high, reason = bound.ms, slowest, bound.reason
-    while high - low > NEAR * high and asked.rows < MOST_ROWS:
+    while high - low > NEAR * high and asked.left > 0:
         middle = (low + high) / 2
         if why := _impossible(packing, middle, asked):
             low, reason = middle, why + _binding(packing, middle)
         else:
             high = middle
+    asked.left += int(work * (1 - FOR_BOUND))
     for above in ABOVE:
         edges = np.linspace(packing.least_everywhere, low * above, int(1 / WIDEST) * 2 + 1)
         for least, most in pairwise(edges):
-            if not packing.refuted(low * above, least, most):
+            if asked.left > 0 and not packing.refuted(low * above, least, most):
                 packing.refuted_by_patterns(low * above, least, most, asked)
     return Bound(low, reason, True), asked.mixtures
 
@@ -94,7 +99,7 @@ def _impossible(packing: Packing, slowest: float, asked: Asked | None = None) ->
             asked is not None and high - low < WIDEST * slowest and these.refuted_by_patterns(slowest, low, high, asked)
         ):
             reason = "no patterns of parts fill the ranks"
-        elif high - low < finest * slowest or (asked is not None and asked.rows >= MOST_ROWS):
+        elif high - low < finest * slowest or (asked is not None and asked.left <= 0):
             return ""
         else:
             middle = (low + high) / 2

@@ -1,7 +1,7 @@
 """The hierarchical strategy: every table's cut chosen against the lower bound, placed largest first, then improved."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, product, takewhile
+from itertools import pairwise, product, takewhile, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +18,19 @@ from hetrain.planner.place import Layout, place
 from hetrain.planner.ruin import Rebuilder
 from hetrain.planner.worth import Worth, worth
 
-CHUNKS = (1.0, 0.2)  # most of a rank's memory that a part may take, where its table allows it
-TARGETS = (1.0, 1.02, 1.05)  # slowest ranks, as multiples of the bound, that layouts are built for
+CHUNKS = (1.0, 0.4, 0.25)  # most of a rank's memory that a part may take, where its table allows it
+TARGETS = (1.0, 1.02, 1.045)  # slowest ranks, as multiples of the bound, that layouts are built for
 SHARED = 24  # sums of what every rank does that are weighed
 SHARED_TRIED = 4
-SIZES = (4.0, 0.5, 0.2, 0.08)  # largest parts, of the bound, that choices are made for
-ROOMS = (1.0, 0.985, 0.97, 0.955, 0.94, 0.92, 0.9)  # shares of the memory of the mean rank that a choice may use
+SIZES = (1.0, 4.0, 0.5, 0.2, 0.08)  # largest parts, of the bound, that choices are made for
+ROOMS = (1.0, 0.985, 0.97, 0.95, 0.92, 0.88)  # shares of the memory of the mean rank that a choice may use
 CHOICES = 8  # of cuts that layouts are built for
 GOOD = 1.002  # of the bound: the search stops
 NEAR_ENOUGH = 1.01  # of the bound: it is not asked for more
 IMPROVED = 3  # layouts that the local search works on
-MOST_ROUNDS, LARGE_ROUNDS = 3000, 1000  # of rebuilding
+MOST_ROUNDS = 3000  # of rebuilding
+BUILDS, EFFORT = 150_000, 2_400_000  # tables put in, for choices of cuts and (some) in rebuilding
+WORK, LARGE_WORK = 200_000, 50_000  # of asking patterns
 MIXTURES, FEW_MIXTURES = 40, 2  # that layouts are made of
 LARGE = 1000  # tables: few parts of so many are large, and fewer tries reach as far
 ROUNDS = 3  # of rebuilding at most, for each pair of tables
@@ -47,7 +49,7 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
         tried += _built(menu, [spent, *_shared(packing, spent, bound.ms)], bound.ms)
     slowest = min((layout.slowest for layout, _ in tried), default=0.0)
     if slowest > bound.ms * NEAR_ENOUGH:
-        bound, mixtures = tightened(menu, bound, slowest)
+        bound, mixtures = tightened(menu, bound, slowest, LARGE_WORK if len(menu.loads) > LARGE else WORK)
         tried += [(layout, spent) for layout in _guided(menu, spent, mixtures)]
     return _improved(menu, tried, bound.ms), bound
 
@@ -56,7 +58,7 @@ def _improved(menu: Menu, tried: list[tuple[Layout, Worth]], ms: float) -> Layou
     """The best of the most promising layouts, each rebuilt until it is near `ms`; None: there are none."""
     found = [*{round(_promise(way[0]) / max(ms, 1e-9), 6): way for way in tried}.values()]  # each once
     found.sort(key=lambda way: _promise(way[0]))
-    rounds = LARGE_ROUNDS if len(menu.loads) > LARGE else min(ROUNDS * len(menu.loads) ** 2, MOST_ROUNDS)
+    rounds = int(min(ROUNDS * len(menu.loads) ** 2, MOST_ROUNDS, EFFORT / _size(menu)))
     best: Layout | None = None
     for layout, allowed in found[: 1 if len(menu.loads) > LARGE else IMPROVED]:
         if best is None or best.slowest > ms * GOOD:
@@ -77,9 +79,14 @@ def _guided(menu: Menu, spent: Worth, mixtures: list[Mixture]) -> Iterator[Layou
                 yield layout
 
 
+def _size(menu: Menu) -> float:
+    """What putting all tables in takes, in proportion: a table's places are sought among all ranks."""
+    return len(menu.loads) * (1 + menu.cluster.world_size / 128)
+
+
 def _promise(layout: Layout) -> float:
     """What a layout is judged by before it is improved: unevenness can be mended, waste hardly."""
-    return layout.slowest + 2 * float(layout.ms.mean())
+    return layout.slowest + 2 * float((layout.ms**4).mean()) ** 0.25
 
 
 def _shared(packing: Packing, spent: Worth, ms: float) -> Iterator[Worth]:
@@ -124,11 +131,13 @@ def _chosen(packing: Packing, spent: Worth, ms: float) -> Iterator[Layout]:
     """Layouts of the relaxed problem's choices, the cheapest first; at least one that memory suffices for."""
     menu = packing.menu
     how = ALIGNED if any(spent.scarce) else SNUG
-    many = CHOICES // 2 if len(menu.loads) > LARGE else CHOICES
+    builds = int(BUILDS / _size(menu))
+    targets = TARGETS if builds > 50 else TARGETS[-1:]
+    many = builds // len(targets) if len(menu.loads) > LARGE else CHOICES
     placed = 0
     choices = _choices(packing, ms)
     for choice in choices:
-        built = (build(menu, spent, ms * target, how, choice=choice) for target in TARGETS)
+        built = (build(menu, spent, ms * target, how, choice=choice) for target in targets)
         fitting = [*takewhile(lambda layout: layout is not None, built)]
         yield from (layout for layout in fitting if layout is not None)
         placed += bool(fitting)
@@ -143,17 +152,26 @@ def _chosen(packing: Packing, spent: Worth, ms: float) -> Iterator[Layout]:
 
 
 def _choices(packing: Packing, ms: float) -> list[Ints]:
-    """Cuts for every table [tables] within the memory of the mean rank, those that cost least in sum first."""
+    """Cuts for every table [tables] within the memory of the mean rank, of each size of parts the cheapest first.
+
+    Parts that take most of a rank's memory leave its time unused; where that matters the sum does not tell.
+    """
     menu = packing.menu
-    found: dict[bytes, tuple[float, Ints]] = {}
-    for chunk, size in product(CHUNKS, SIZES):
-        allowed = _small(menu, menu.chunk, chunk)
-        allowed &= _small(menu, np.where(allowed, menu.largest, np.inf), size * ms)
-        values = np.where(allowed, menu.largest * menu.ranks + menu.everywhere, np.inf)
-        relaxed = packing.price(values)
-        for room in ROOMS:
-            choice = choose(menu, values, relaxed, room)
-            if choice is None:
-                break
-            found[choice.tobytes()] = (float(values[menu.kind_of, choice].sum()), choice)
-    return [choice for _, choice in sorted(found.values(), key=lambda way: way[0])]
+    groups: list[list[tuple[float, Ints]]] = []
+    seen: set[bytes] = set()
+    for chunk in CHUNKS:
+        groups.append([])
+        for size in SIZES[: 1 if len(menu.loads) > LARGE else None]:
+            allowed = _small(menu, menu.chunk, chunk)
+            allowed &= _small(menu, np.where(allowed, menu.largest, np.inf), size * ms)
+            values = np.where(allowed, menu.largest * menu.ranks + menu.everywhere, np.inf)
+            relaxed = packing.price(values)
+            for room in ROOMS:
+                choice = choose(menu, values, relaxed, room)
+                if choice is None:
+                    break
+                if choice.tobytes() not in seen:
+                    seen.add(choice.tobytes())
+                    groups[-1].append((float(values[menu.kind_of, choice].sum()), choice))
+        groups[-1].sort(key=lambda way: way[0])
+    return [way[1] for row in zip_longest(*groups) for way in row if way is not None]

@@ -30,9 +30,9 @@ class Mixture:
 
 @dataclass
 class Asked:
-    """What was asked of patterns: rows of linear programs solved, and the mixtures of those that refute nothing."""
+    """What was asked of patterns: the work that may still be done, and the mixtures where nothing was refuted."""
 
-    rows: int = 0
+    left: int  # rows of linear programs and steps of knapsack problems
     mixtures: list[Mixture] = field(default_factory=list)
 
 
@@ -98,9 +98,9 @@ class Packing:
         """The same question, of the configuration linear program; notes in `asked` what it took and found."""
         if self._patterns is None:
             self._patterns = Patterns(self.menu, memory=any(self.prices(slowest)))
-        before = self._patterns.rows
+        before = self._patterns.work
         refuted = self._patterns.refutes(slowest, low, high)
-        asked.rows += self._patterns.rows - before
+        asked.left -= self._patterns.work - before
         if not refuted:
             asked.mixtures.append(Mixture(slowest, self._patterns.ways, self._patterns.mixture))
         return refuted

@@ -28,7 +28,7 @@ class Patterns:
         self._limits = (max(1.0, float(menu.cluster.hbm_bytes)), max(1.0, float(menu.cluster.ddr_bytes)))
         self._copies = menu.copies.astype(float)
         self.mixture: Floats = np.zeros(len(self.ways))  # tables in each way, of the last question not refuted
-        self.rows = 0  # of linear programs solved so far
+        self.work = 0  # rows of linear programs, and steps of knapsack problems, so far
         self._known: dict[float, list[tuple[int, ...]]] = {}  # patterns of grid sizes, by slowest rank
 
     def refutes(self, slowest: float, low: float, high: float) -> bool:
@@ -47,7 +47,7 @@ class Patterns:
             patterns = [p for p in known if sum(p) <= capacity and np.isin(p, sizes).all()]
             program = _Program(options, self._copies, self._limits, usable, steps, sizes, patterns, slowest, high)
             gain, values, most, rest, mixture = program.solve()
-            self.rows += program.rows
+            self.work += program.rows + GRID // 2
             self.mixture = np.zeros(len(usable))
             self.mixture[usable] = mixture
             if gain <= SURE:
