@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.insert import WASTE, Inserter
-from hetrain.planner.menu import Floats, Ints, Menu
+from hetrain.planner.menu import Menu
 from hetrain.planner.place import Layout
 from hetrain.planner.worth import Worth
 

@@ -6,9 +6,10 @@ put where they leave least room, the largest first.
 
 import numpy as np
 
+from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cut import ALL, NODE, Cut
 from hetrain.planner.insert import SNUG, Inserter
-from hetrain.planner.menu import Floats, Ints, Menu
+from hetrain.planner.menu import Menu
 from hetrain.planner.place import UNEQUAL, Layout
 from hetrain.planner.ways import FREE, STRIPS, Way
 from hetrain.planner.worth import Worth

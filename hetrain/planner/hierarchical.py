@@ -1,21 +1,22 @@
 """The hierarchical strategy: every table's cut chosen against the lower bound, placed largest first, then improved."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, product, takewhile, zip_longest
+from itertools import cycle, pairwise, product, takewhile, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.bound import Bound, lower_bound, tightened
 from hetrain.planner.build import build
 from hetrain.planner.choose import choose
 from hetrain.planner.guided import guided
 from hetrain.planner.improve import improve
 from hetrain.planner.insert import ALIGNED, LOOSE, SNUG
-from hetrain.planner.menu import Floats, Ints, Menu, with_strips
+from hetrain.planner.menu import Menu, with_strips
 from hetrain.planner.packing import Mixture, Packing, mean
 from hetrain.planner.place import Layout, place
-from hetrain.planner.ruin import Rebuilder
+from hetrain.planner.ruin import TEMPERS, Rebuilder
 from hetrain.planner.worth import Worth, worth
 
 CHUNKS = (1.0, 0.4, 0.25)  # most of a rank's memory that a part may take, where its table allows it
@@ -27,12 +28,12 @@ ROOMS = (1.0, 0.985, 0.97, 0.95, 0.92, 0.88)  # shares of the memory of the mean
 CHOICES = 8  # of cuts that layouts are built for
 GOOD = 1.002  # of the bound: the search stops
 NEAR_ENOUGH = 1.01  # of the bound: it is not asked for more
-IMPROVED = 3  # layouts that the local search works on
+IMPROVED = 5  # layouts that the local search works on
 MOST_ROUNDS = 3000  # of rebuilding
 BUILDS, EFFORT = 150_000, 2_400_000  # tables put in, for choices of cuts and (some) in rebuilding
 WORK, LARGE_WORK = 200_000, 50_000  # of asking patterns
 MIXTURES, FEW_MIXTURES = 40, 2  # that layouts are made of
-LARGE = 1000  # tables: few parts of so many are large, and fewer tries reach as far
+FEW, LARGE = 150, 1000  # tables: few parts of more are large, and fewer tries reach as far
 ROUNDS = 3  # of rebuilding at most, for each pair of tables
 
 
@@ -47,25 +48,36 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     tried = [(layout, spent) for layout in _chosen(Packing(menu), spent, bound.ms)]
     if not tried or len(menu.loads) <= LARGE:
         tried += _built(menu, [spent, *_shared(packing, spent, bound.ms)], bound.ms)
+    mixed: list[tuple[Layout, Worth]] = []
     slowest = min((layout.slowest for layout, _ in tried), default=0.0)
     if slowest > bound.ms * NEAR_ENOUGH:
         bound, mixtures = tightened(menu, bound, slowest, LARGE_WORK if len(menu.loads) > LARGE else WORK)
-        tried += [(layout, spent) for layout in _guided(menu, spent, mixtures)]
-    return _improved(menu, tried, bound.ms), bound
+        mixed = [(layout, spent) for layout in _guided(menu, spent, mixtures)]
+    return _improved(menu, (tried, mixed), bound.ms), bound
 
 
-def _improved(menu: Menu, tried: list[tuple[Layout, Worth]], ms: float) -> Layout | None:
-    """The best of the most promising layouts, each rebuilt until it is near `ms`; None: there are none."""
-    found = [*{round(_promise(way[0]) / max(ms, 1e-9), 6): way for way in tried}.values()]  # each once
-    found.sort(key=lambda way: _promise(way[0]))
-    rounds = int(min(ROUNDS * len(menu.loads) ** 2, MOST_ROUNDS, EFFORT / _size(menu)))
-    best: Layout | None = None
-    for layout, allowed in found[: 1 if len(menu.loads) > LARGE else IMPROVED]:
-        if best is None or best.slowest > ms * GOOD:
-            improve(layout, ms * GOOD)
-            Rebuilder(layout, allowed).run(rounds, ms * GOOD)
-            improve(layout, ms * GOOD)
-            best = layout if best is None or layout.slowest < best.slowest else best
+def _improved(menu: Menu, tried: Sequence[list[tuple[Layout, Worth]]], ms: float) -> Layout | None:
+    """The best of the most promising layouts of each origin, rebuilt until near `ms`; None: there are none."""
+    most = ms * GOOD
+    sorts = [sorted(ways, key=lambda way: _promise(way[0])) for ways in tried]
+    found = [way for row in zip_longest(*sorts) for way in row if way is not None]
+    found = [*{round(_promise(layout) / max(ms, 1e-9), 6): (layout, allowed) for layout, allowed in found}.values()]
+    count, tempers = IMPROVED if len(menu.loads) <= FEW else 2, [*TEMPERS]
+    if len(menu.loads) > LARGE:
+        found, count, tempers = sorted(found, key=lambda way: _promise(way[0])), 1, [TEMPERS[-1]]
+    rounds = int(min(ROUNDS * len(menu.loads) ** 2, MOST_ROUNDS, EFFORT / _size(menu) / count))
+    best = min((layout for layout, _ in found), key=lambda layout: layout.slowest, default=None)
+    if best is None:
+        return None
+    slowest, kept = best.slowest, best.copy()
+    for (layout, allowed), temper in zip(found[:count], cycle(tempers)):
+        if slowest > most:
+            improve(layout, most)
+            Rebuilder(layout, allowed, temper).run(rounds, most)
+            improve(layout, most)
+            if layout.slowest < slowest:
+                best, slowest, kept = layout, layout.slowest, layout.copy()
+    best.restore_all(kept)
     return best
 
 
@@ -86,7 +98,7 @@ def _size(menu: Menu) -> float:
 
 def _promise(layout: Layout) -> float:
     """What a layout is judged by before it is improved: unevenness can be mended, waste hardly."""
-    return layout.slowest + 2 * float((layout.ms**4).mean()) ** 0.25
+    return layout.slowest + 2 * float(np.sqrt(np.sqrt((layout.ms**4).mean())))
 
 
 def _shared(packing: Packing, spent: Worth, ms: float) -> Iterator[Worth]:
@@ -111,10 +123,11 @@ def _shared(packing: Packing, spent: Worth, ms: float) -> Iterator[Worth]:
 
 def _built(menu: Menu, allowed: Sequence[Worth], ms: float) -> Iterator[tuple[Layout, Worth]]:
     """Layouts made table by table, each with the cut and places that suit what is there already."""
-    hows = (SNUG, LOOSE, ALIGNED) if any(allowed[0].scarce) else (SNUG, LOOSE)
-    if len(menu.loads) > LARGE:
-        allowed, hows = allowed[:1], hows[-1:]
-    for spent, chunk, target, memory, how in product(allowed, CHUNKS, TARGETS, (0.0, 1.0), hows):
+    hows = [SNUG, LOOSE, ALIGNED] if any(allowed[0].scarce) else [SNUG, LOOSE]
+    chunks = CHUNKS
+    if len(menu.loads) > FEW:
+        allowed, chunks, hows = allowed[:1], chunks[:1], hows[-1:]
+    for spent, chunk, target, memory, how in product(allowed, chunks, TARGETS, (0.0, 1.0), hows):
         layout = build(menu, spent.only(_small(menu, menu.chunk, chunk)), ms * target, how, memory)
         if layout is not None:
             yield layout, spent

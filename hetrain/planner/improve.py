@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cut import NODE, RANK
-from hetrain.planner.menu import Floats, Ints
 from hetrain.planner.place import Layout
 
 EXCHANGES = 400  # of parts between two ranks

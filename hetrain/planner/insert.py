@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cut import ALL, GROUP, RANK, Cut
 from hetrain.planner.place import UNEQUAL, Layout
-from hetrain.planner.strips import Floats, Ints, fill, widest
+from hetrain.planner.strips import fill, widest
 from hetrain.planner.worth import Worth
 
-WASTE = 0.3  # of a millisecond spent, against one in excess of the target
+WASTE = 0.3  # the weight of a millisecond spent, against one in excess of the target
 BEYOND = (0.0, 0.003, 0.02)  # of the target: how far strips of unequal widths may exceed it
 SNUG, LOOSE, ALIGNED = 0, 1, 2
 
@@ -23,11 +24,11 @@ SNUG, LOOSE, ALIGNED = 0, 1, 2
 class Inserter:
     """Puts tables into a layout whose slowest rank should take at most `target` ms."""
 
-    def __init__(self, layout: Layout, spent: Worth) -> None:
-        self.layout, self.target = layout, layout.slowest
-        self.waste = spent.cuts * WASTE
+    def __init__(self, layout: Layout, spent: Worth, weight: float = WASTE) -> None:
+        self.layout, self.target, self.weight = layout, layout.slowest, weight
+        self.waste = spent.cuts * weight
         self.scarce = spent.scarce
-        self._strips = [[of * WASTE for of in tiers] for tiers in spent.strips]
+        self._strips = [[of * weight for of in tiers] for tiers in spent.strips]
         self._order = [np.argsort(row, kind="stable").tolist() for row in self.waste]  # the least wasteful cuts first
         self._kind = layout.menu.kind_of.tolist()
         self.wasted: Floats = np.zeros(len(self._kind))  # of each table as it lies
@@ -53,11 +54,11 @@ class Inserter:
         if like is not None:
             numbers, tier = self._like(kind, like)
         best, number, places = self._best_cut(kind, numbers, slack, room, how, noise)
-        cost, strips, ranks = np.inf, [], []
-        if like is None or tier:
-            cost, strips, ranks = self._best_strips(kind, tier, slack, room, best)
-        if cost < best:
-            layout.put_strips(table, strips, ranks)
+        striped = (
+            (np.inf, [], []) if like is not None and not tier else self._best_strips(kind, tier, slack, room, best)
+        )
+        if striped[0] < best:
+            layout.put_strips(table, *striped[1:])
         elif number < 0:
             return False
         else:

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrain.errors import ConfigError
+from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cluster import Cluster
 from hetrain.planner.cut import ALL, Cut
 from hetrain.planner.options import Constraint, Options
-from hetrain.planner.strips import Floats, Ints, Prices, Strips, price_strips
+from hetrain.planner.strips import Prices, Strips, price_strips
 from hetrain.planner.workload import TableLoad
 
 MANY = 200  # kinds of tables: so many parts are packed nearly as well as the mean says, without unequal strips
@@ -57,13 +58,10 @@ def make_menu(loads: Sequence[TableLoad], cluster: Cluster, prices: Prices, opti
             for (load, rule), row in zip(first, cuts, strict=True)
         ]
     ways = [[(cut, float(cut.parts)) for cut in row] for row in cuts]
-    there, arrays = _arrays(ways, cluster)
-    return Menu(
-        *(tuple(loads), np.array(kind_of), np.array(copies), tuple(cuts), there),
-        **arrays,
-        cluster=cluster,
-        strips=tuple(strips),
-    )
+    there, (taken, everywhere, largest, chunk, hbm, ddr) = _arrays(ways, cluster)
+    arrays = (taken, everywhere, largest, chunk, hbm, ddr)
+    kinds_of, numbers = np.array(kind_of), np.array(copies)
+    return Menu(tuple(loads), kinds_of, numbers, tuple(cuts), there, *arrays, cluster, tuple(strips))
 
 
 def with_strips(menu: Menu) -> Menu:
@@ -75,8 +73,10 @@ def with_strips(menu: Menu) -> Menu:
     ways = [[(cut, float(cut.parts)) for cut in row] for row in menu.cuts]
     for row, tiers in zip(ways, menu.strips, strict=True):
         row += [(cut, of.groups / (k + 1)) for of in tiers for k, cut in enumerate(of.widths)]
-    there, arrays = _arrays(ways, menu.cluster)
-    return replace(menu, there=there, **arrays)
+    there, (ranks, everywhere, largest, chunk, hbm, ddr) = _arrays(ways, menu.cluster)
+    return replace(
+        menu, there=there, ranks=ranks, everywhere=everywhere, largest=largest, chunk=chunk, hbm=hbm, ddr=ddr
+    )
 
 
 def _strips(load: TableLoad, cuts: Sequence[Cut], prices: Prices) -> tuple[Strips, ...]:
@@ -123,8 +123,8 @@ def _by_threshold(load: TableLoad, kinds: tuple[str, ...], options: Options) -> 
 
 def _arrays(
     ways: Sequence[Sequence[tuple[Cut, float]]], cluster: Cluster
-) -> tuple[NDArray[np.bool_], dict[str, Floats]]:
-    """Arrays [C, O] of cuts with their numbers of parts."""
+) -> tuple[NDArray[np.bool_], tuple[Floats, Floats, Floats, Floats, Floats, Floats]]:
+    """Which there are, and the other arrays [C, O] of a menu in their order, of cuts with their numbers of parts."""
     ranks, local = cluster.world_size, cluster.ranks_per_node
     shape = (len(ways), max(map(len, ways)))
     taken, everywhere, largest, chunk, hbm, ddr = (np.zeros(shape) for _ in range(6))
@@ -137,5 +137,4 @@ def _arrays(
             chunk[c, o] = max(cut.hbm / max(1, cluster.hbm_bytes), cut.ddr / max(1, cluster.ddr_bytes))
             hbm[c, o] = cut.hbm_total * parts / cut.parts / ranks
             ddr[c, o] = cut.ddr_total * parts / cut.parts / ranks
-    names = ("ranks", "everywhere", "largest", "chunk", "hbm", "ddr")
-    return there, dict(zip(names, (taken, everywhere, largest, chunk, hbm, ddr), strict=True))
+    return there, (taken, everywhere, largest, chunk, hbm, ddr)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.menu import MANY, Floats, Menu
+from hetrain.planner.arrays import Floats
+from hetrain.planner.menu import MANY, Menu
 from hetrain.planner.patterns import Patterns
 from hetrain.planner.relax import Limit, Relaxed, relax
 from hetrain.planner.ways import Way

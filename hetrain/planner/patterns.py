@@ -10,7 +10,8 @@ by what that pattern is worth are a proof even before no better pattern is left 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.menu import Floats, Ints, Menu
+from hetrain.planner.arrays import Floats, Ints
+from hetrain.planner.menu import Menu
 from hetrain.planner.ways import WayArrays, arrays_of, ways_of
 
 GRID = 1000  # steps of the slowest rank's time that parts are rounded down to
@@ -106,8 +107,7 @@ class _Program:
         kinds, many = self._kinds, self._many
         whole = np.zeros((1, self._matrix.shape[1]))
         whole[0, kinds + many : kinds + many + 2] = self._slowest, 1.0
-        free = [(None, None)] * kinds + [(0, None)] * (many + 5)
-        free[kinds : kinds + many] = [(0, 1)] * many
+        free = np.array([(-np.inf, np.inf)] * kinds + [(0.0, 1.0)] * many + [(0.0, np.inf)] * 5)
         solved = linprog(-self._gain, self._matrix, np.zeros(len(self._matrix)), whole, [1.0], free, method="highs")
         if solved.status != 0:
             return -1.0, np.zeros(many), 1.0, 0.0, np.zeros(self._ways)

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cut import ALL, NODE, Cut
-from hetrain.planner.menu import Floats, Ints, Menu
+from hetrain.planner.menu import Menu
 
 NONE, UNEQUAL = -1, -2  # in place of a cut's number: not placed, in strips of unequal widths
 Kept = tuple[int, list[int], list[Cut]]
@@ -85,6 +86,15 @@ class Layout:
         self.cut[table] = cut
         for place, part in zip(places, parts, strict=True):
             self.add(table, place, part)
+
+    def copy(self) -> list[Kept]:
+        """What `restore_all` needs to make the layout what it is now."""
+        return [self.kept(table) for table in range(len(self.places))]
+
+    def restore_all(self, kept: Sequence[Kept]) -> None:
+        """Give all tables the cuts and places they had."""
+        for table, was in enumerate(kept):
+            self.restore(table, was)
 
     def put_strips(self, table: int, strips: Sequence[Cut], ranks: Sequence[int]) -> None:
         """Place a table in strips of unequal widths, each on a rank of its own."""

@@ -10,12 +10,13 @@ import numpy as np
 
 from hetrain.planner.cut import ALL, RANK
 from hetrain.planner.insert import ALIGNED, LOOSE, SNUG, Inserter
-from hetrain.planner.place import Kept, Layout
+from hetrain.planner.place import Layout
 from hetrain.planner.worth import Worth
 
 MOST = 6  # tables taken off at a time
 PAIRS = 0.8  # of the rebuilds, where memory is scarce, are of two ranks
-STEP = 0.015  # by which the target is below the best
+# The weight of waste, and by how much the target is below the best: far below with waste dear, or near and cheap
+TEMPERS = ((0.02, 0.003), (0.02, 0.003), (0.3, 0.015), (0.3, 0.015))
 NOISE = 0.03  # of the cost of a cut, so that not the same is tried again
 WARM, COLD = 0.02, 0.0005  # excess, as a share of the target, that is readily accepted at first and at last
 
@@ -23,16 +24,17 @@ WARM, COLD = 0.02, 0.0005  # excess, as a share of the target, that is readily a
 class Rebuilder:
     """Improves a layout by rebuilding parts of it; repeatable, as its draws come from a fixed seed."""
 
-    def __init__(self, layout: Layout, spent: Worth, seed: int = 0) -> None:
+    def __init__(self, layout: Layout, spent: Worth, temper: tuple[float, float] = TEMPERS[0], seed: int = 0) -> None:
         self.layout, self._draw = layout, np.random.default_rng(seed)
-        self._inserter = Inserter(layout, spent)
+        waste, self._step = temper
+        self._inserter = Inserter(layout, spent, waste)
         self._ways = (SNUG, LOOSE, ALIGNED) if any(spent.scarce) else (SNUG, LOOSE)
 
     def run(self, rounds: int, goal: float) -> None:
         """Rebuild `rounds` times, or until the slowest rank takes at most `goal` ms; ends at the best layout seen."""
         layout = self.layout
-        best, kept = layout.slowest, self._copy()
-        self._inserter.target = max(goal, best * (1 - STEP))
+        best, kept = layout.slowest, layout.copy()
+        self._inserter.target = max(goal, best * (1 - self._step))
         now = self._cost()
         for turn in range(rounds):
             if best <= goal:
@@ -40,17 +42,10 @@ class Rebuilder:
             heat = self._inserter.target * WARM * (COLD / WARM) ** (turn / rounds)
             now = self._rebuild(now, heat)
             if layout.slowest < best * (1 - 1e-9):
-                best, kept = layout.slowest, self._copy()
-                self._inserter.target = max(goal, best * (1 - STEP))
+                best, kept = layout.slowest, layout.copy()
+                self._inserter.target = max(goal, best * (1 - self._step))
                 now = self._cost()
-        self._restore_all(kept)
-
-    def _copy(self) -> list[Kept]:
-        return [self.layout.kept(table) for table in range(len(self.layout.places))]
-
-    def _restore_all(self, kept: list[Kept]) -> None:
-        for table, was in enumerate(kept):
-            self.layout.restore(table, was)
+        layout.restore_all(kept)
 
     def _cost(self) -> float:
         ms = self.layout.ms

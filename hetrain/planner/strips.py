@@ -7,13 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cut import GROUP, MOST_STRIPS, Cut
 from hetrain.planner.workload import TableLoad
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Prices = Callable[[TableLoad, tuple[str, ...], tuple[str, ...], int | None], list[Cut]]
 
 

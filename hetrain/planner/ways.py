@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cut import Cut
-from hetrain.planner.menu import Floats, Ints, Menu
+from hetrain.planner.menu import Menu
 
 FEW_GROUPS = 8  # of 4 columns: all ways to cut so few are weighed one by one
 
@@ -84,16 +85,16 @@ def _in_strips(kind: int, strips: tuple[Cut, ...], menu: Menu) -> Way:
 
 
 def _of_menu(menu: Menu, kind: int, column: int) -> Way:
-    figures = (float(array[kind, column]) for array in (menu.everywhere, menu.hbm, menu.ddr))
+    everywhere, hbm, ddr = (float(array[kind, column]) for array in (menu.everywhere, menu.hbm, menu.ddr))
     parts = ((float(menu.ranks[kind, column]), float(menu.largest[kind, column])),)
-    return Way(kind, column if column < len(menu.cuts[kind]) else FREE, *figures, parts)
+    return Way(kind, column if column < len(menu.cuts[kind]) else FREE, everywhere, hbm, ddr, parts)
 
 
 def _useful(menu: Menu, kind: int, columns: list[int], memory: bool) -> list[int]:
     """Those of the cuts that are there and to which none is equal or better in parts, time and memory at once."""
     there = np.array([o for o in columns if menu.there[kind, o]], dtype=np.int64)
-    arrays = (menu.ranks, menu.largest, menu.ranks * menu.largest, menu.everywhere)
-    arrays += (menu.hbm, menu.ddr) if memory else ()
+    arrays = [menu.ranks, menu.largest, menu.ranks * menu.largest, menu.everywhere]
+    arrays += [menu.hbm, menu.ddr] if memory else []
     figures = np.stack([array[kind, there] for array in arrays])
     better = (figures[:, :, None] <= figures[:, None, :]).all(0)  # [a, b]: a is nowhere worse than b
     same = better & better.T

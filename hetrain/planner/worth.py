@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.menu import Floats, Menu
+from hetrain.planner.arrays import Floats
+from hetrain.planner.menu import Menu
 from hetrain.planner.relax import Relaxed
 
 

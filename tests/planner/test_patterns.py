@@ -55,10 +55,10 @@ def test_no_plan_is_below_the_bound(tables, nodes):
     best, bound = best_of_all(menu), lower_bound(menu)
     if not np.isfinite(best):
         return
-    tighter = tightened(menu, bound, best * 1.2)
+    tighter, _ = tightened(menu, bound, best * 1.2)
     assert bound.ms <= tighter.ms <= best * (1 + 1e-9)
-    patterns = Patterns(with_strips(menu))
-    assert not patterns.refutes(best * (1 + 1e-9), 0.0, best)
+    for memory in (False, True):
+        assert not Patterns(with_strips(menu), memory).refutes(best * (1 + 1e-9), 0.0, best)
 
 
 def test_patterns_see_that_sizes_do_not_fit_together():
@@ -66,7 +66,7 @@ def test_patterns_see_that_sizes_do_not_fit_together():
     c = cluster(4, 1, 10_000)
     menu = menu_of([(size, 0.0, 0.0, 1) for size in (0.45,) * 6 + (0.35,) * 3 + (0.3,) * 3], c)
     bound = lower_bound(menu)
-    tighter = tightened(menu, bound, 1.3)
+    tighter, _ = tightened(menu, bound, 1.3)
     assert tighter.ms > bound.ms * 1.01
     assert "patterns" in tighter.reason
 
