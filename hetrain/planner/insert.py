@@ -169,22 +169,10 @@ def _fit(
     full: [W] ranks without memory for a part; None: all have.
     score: [W] how well a part suits each rank, for ALIGNED.
     """
-    size = cut.cost
     if cut.place == RANK:
         ranks = order if full is None else order[~full[order]]
-        if len(ranks) < cut.parts:
-            return np.inf, []
-        left = slack[ranks]
-        first = int(left.searchsorted(size))
-        if score is not None and len(ranks) - first >= cut.parts:
-            fitting = np.sort(ranks[first:])
-            return 0.0, fitting[np.argsort(-score[fitting], kind="stable")[: cut.parts]].tolist()
-        first = len(ranks) - cut.parts if how == LOOSE else min(first, len(ranks) - cut.parts)
-        chosen = left[first : first + cut.parts]
-        if chosen[0] >= size:
-            return 0.0, ranks[first : first + cut.parts].tolist()
-        return float(excess_of(chosen, size).sum()), ranks[first : first + cut.parts].tolist()
-    excess = excess_of(slack, size)
+        return _fit_ranks(cut, slack, ranks, how, score) if len(ranks) >= cut.parts else (np.inf, [])
+    excess = excess_of(slack, cut.cost)
     if cut.place == ALL:
         return (float(excess.sum()), [0]) if full is None or not full.any() else (np.inf, [])
     by_node = excess.reshape(-1, local).sum(1)
@@ -193,6 +181,18 @@ def _fit(
     left = slack.reshape(-1, local).sum(1)
     chosen_nodes = np.lexsort((-left if how == LOOSE else left, np.round(by_node, 9)))[: cut.parts]
     return float(by_node[chosen_nodes].sum()), chosen_nodes.tolist()
+
+
+def _fit_ranks(cut: Cut, slack: Floats, ranks: Ints, how: int, score: Floats | None) -> tuple[float, list[int]]:
+    """The same for parts on single ranks, of those given, by slack, which have memory."""
+    left = slack[ranks]
+    first = int(left.searchsorted(cut.cost))
+    if score is not None and len(ranks) - first >= cut.parts:
+        fitting = np.sort(ranks[first:])
+        return 0.0, fitting[np.argsort(-score[fitting], kind="stable")[: cut.parts]].tolist()
+    first = len(ranks) - cut.parts if how == LOOSE else min(first, len(ranks) - cut.parts)
+    excess = float(excess_of(left[first : first + cut.parts], cut.cost).sum())
+    return excess, ranks[first : first + cut.parts].tolist()
 
 
 def excess_of(slack: Floats, size: float | Floats) -> Floats:
