@@ -11,7 +11,7 @@ from hetrain.planner.build import build
 from hetrain.planner.choose import choose
 from hetrain.planner.guided import guided
 from hetrain.planner.insert import ALIGNED, LOOSE, SNUG
-from hetrain.planner.menu import Menu
+from hetrain.planner.menu import MANY, Menu
 from hetrain.planner.packing import Mixture, Packing, mean
 from hetrain.planner.place import Layout, place
 from hetrain.planner.worth import Worth
@@ -29,26 +29,33 @@ FEW, LARGE = 150, 1000  # tables: few parts of more are large, and fewer tries r
 
 
 def chosen(packing: Packing, spent: Worth, ms: float) -> Iterator[Layout]:
-    """Layouts of the relaxed problem's choices, the cheapest first; at least one that memory suffices for."""
+    """Layouts of the relaxed problem's choices, the cheapest first."""
     menu = packing.menu
     how = ALIGNED if any(spent.scarce) else SNUG
     builds = int(BUILDS / size_of(menu))
     targets = TARGETS if builds > 50 else TARGETS[-1:]
     many = builds // len(targets) if len(menu.loads) > LARGE else CHOICES
     placed = 0
-    choices = _choices(packing, ms)
-    for choice in choices:
+    for choice in _choices(packing, ms):
         built = (build(menu, spent, ms * target, how, choice=choice) for target in targets)
         fitting = [*takewhile(lambda layout: layout is not None, built)]
         yield from (layout for layout in fitting if layout is not None)
         placed += bool(fitting)
         if placed == many:
             return
-    for choice in choices if not placed else ():
+
+
+def largest_first(packing: Packing, ms: float) -> Iterator[Layout]:
+    """Layouts of the same choices, the largest parts first on the least loaded ranks, in any way that memory allows."""
+    menu = packing.menu
+    found = 0
+    for choice in _choices(packing, ms):
         ways = (place(menu, choice, by_memory=b, lean=lean) for b, lean in product((False, True), (0.0, 0.5)))
-        found = next((way for way in ways if way is not None), None)
-        if found is not None:
-            yield found
+        layout = next((way for way in ways if way is not None), None)
+        if layout is not None:
+            yield layout
+            found += 1
+        if found == CHOICES:
             return
 
 
@@ -62,12 +69,12 @@ def _choices(packing: Packing, ms: float) -> list[Ints]:
     seen: set[bytes] = set()
     for chunk in CHUNKS:
         groups.append([])
-        for size in SIZES[: 1 if len(menu.loads) > LARGE else None]:
+        for size in SIZES[: 1 if len(menu.loads) > LARGE or len(menu.cuts) > MANY else None]:
             allowed = _small(menu, menu.chunk, chunk)
             allowed &= _small(menu, np.where(allowed, menu.largest, np.inf), size * ms)
             values = np.where(allowed, menu.largest * menu.ranks + menu.everywhere, np.inf)
             relaxed = packing.price(values)
-            for room in ROOMS:
+            for room in ROOMS[:: 2 if len(menu.cuts) > MANY else 1]:
                 choice = choose(menu, values, relaxed, room)
                 if choice is None:
                     break

@@ -6,7 +6,7 @@ from itertools import cycle, zip_longest
 import numpy as np
 
 from hetrain.planner.bound import Bound, lower_bound, tightened
-from hetrain.planner.candidates import FEW, LARGE, built, chosen, of_mixtures, shared, size_of
+from hetrain.planner.candidates import FEW, LARGE, built, chosen, largest_first, of_mixtures, shared, size_of
 from hetrain.planner.improve import improve
 from hetrain.planner.menu import Menu, with_strips
 from hetrain.planner.packing import Packing, mean
@@ -31,14 +31,17 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     relaxed = packing.pack(mean, max(bound.ms, 1e-9), packing.least_everywhere, max(bound.ms, 1e-9))
     spent = worth(menu, relaxed, bound.ms)
     tried = [(layout, spent) for layout in chosen(Packing(menu), spent, bound.ms)]
-    if not tried or len(menu.loads) <= LARGE:
+    if len(menu.loads) <= LARGE:
         tried += built(menu, [spent, *shared(packing, spent, bound.ms)], bound.ms)
+    even: list[tuple[Layout, Worth]] = []
+    if len(menu.loads) <= FEW or not tried:
+        even = [(layout, spent.without_strips()) for layout in largest_first(Packing(menu), bound.ms)]
     mixed: list[tuple[Layout, Worth]] = []
-    slowest = min((layout.slowest for layout, _ in tried), default=0.0)
+    slowest = min((layout.slowest for layout, _ in (*tried, *even)), default=0.0)
     if slowest > bound.ms * NEAR_ENOUGH:
         bound, mixtures = tightened(menu, bound, slowest, LARGE_WORK if len(menu.loads) > LARGE else WORK)
         mixed = [(layout, spent) for layout in of_mixtures(menu, spent, mixtures)]
-    return _improved(menu, (tried, mixed), bound.ms), bound
+    return _improved(menu, (tried, even, mixed), bound.ms), bound
 
 
 def _improved(menu: Menu, tried: Sequence[list[tuple[Layout, Worth]]], ms: float) -> Layout | None:

@@ -16,7 +16,7 @@ from hetrain.planner.worth import Worth
 MOST = 6  # tables taken off at a time
 PAIRS = 0.8  # of the rebuilds, where memory is scarce, are of two ranks
 # The weight of waste, and by how much the target is below the best: far below with waste dear, or near and cheap
-TEMPERS = ((0.02, 0.003), (0.02, 0.003), (0.3, 0.015), (0.3, 0.015))
+TEMPERS = ((0.02, 0.003), (0.02, 0.003), (0.02, 0.003), (0.3, 0.015), (0.3, 0.015))
 NOISE = 0.03  # of the cost of a cut, so that not the same is tried again
 WARM, COLD = 0.02, 0.0005  # excess, as a share of the target, that is readily accepted at first and at last
 

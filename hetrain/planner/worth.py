@@ -23,6 +23,10 @@ class Worth:
         left = np.where(allowed, self.cuts, np.inf)
         return replace(self, cuts=np.where(np.isfinite(left).any(1, keepdims=True), left, self.cuts))
 
+    def without_strips(self) -> "Worth":
+        """As if strips of unequal widths were not to be had."""
+        return replace(self, strips=tuple(tuple(np.full(len(of), np.inf) for of in tiers) for tiers in self.strips))
+
 
 def worth(menu: Menu, relaxed: Relaxed, ms: float) -> Worth:
     """At the prices of `relaxed`, the packing problem of ranks of `ms`."""
