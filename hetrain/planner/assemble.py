@@ -5,9 +5,9 @@ from collections import Counter
 import numpy as np
 
 from hetrain.planner.bound import Bound
-from hetrain.planner.cut import ALL, RANK, Cut, pieces_of
+from hetrain.planner.cut import ALL, NODE, Cut, pieces_of, strips_of
 from hetrain.planner.piece import Piece
-from hetrain.planner.place import Layout
+from hetrain.planner.place import UNEQUAL, Layout
 from hetrain.planner.plan import Plan
 from hetrain.planner.planned import Planned, RankCost
 from hetrain.planner.store_prices import row_edges
@@ -28,7 +28,7 @@ def assemble(layout: Layout, bound: Bound, engine: str) -> Planned:
             replicated.add(name)
             held *= layout.world
         else:
-            pieces += _pieces(load, cut, layout.places[table], layout, engine)
+            pieces += _pieces(load, table, layout, engine)
         tiers[cut.tier] += held
     plan = Plan(engine, layout.world, tuple(pieces), frozenset(replicated), sharding, layout.local)
     ranks = _ranks(layout, plan)
@@ -37,7 +37,10 @@ def assemble(layout: Layout, bound: Bound, engine: str) -> Planned:
     return Planned(plan, ranks, ms, bound.reason, bottleneck(layout, slowest), dict(tiers))
 
 
-def _pieces(load: TableLoad, cut: Cut, places: list[int], layout: Layout, engine: str) -> list[Piece]:
+def _pieces(load: TableLoad, table: int, layout: Layout, engine: str) -> list[Piece]:
+    cut, places = layout.of(table), layout.places[table]
+    if layout.cut[table] == UNEQUAL:
+        return strips_of(load.table, layout.parts[table], places)
     if engine == "torchrec":
         return pieces_of(load.table, cut, places, layout.world, layout.local)
     edges = row_edges(load, cut.parts, even=cut.even)
@@ -52,12 +55,11 @@ def _ranks(layout: Layout, plan: Plan) -> tuple[RankCost, ...]:
     fixed = layout.types_ms
     rows = np.zeros(layout.world, dtype=np.int64)
     for table, load in enumerate(layout.menu.loads):
-        cut = layout.of(table)
-        for place in layout.places[table]:
-            ranks = layout.span(cut, place)
-            compute[ranks] += cut.compute_ms
-            comm[ranks] += cut.comm_ms
-            fixed += cut.shared_ms
+        for place, part in zip(layout.places[table], layout.parts[table], strict=True):
+            ranks = layout.span(part, place)
+            compute[ranks] += part.compute_ms
+            comm[ranks] += part.comm_ms
+            fixed += part.shared_ms
         if load.table.name in plan.replicated:
             rows += load.table.rows
     for piece in plan.pieces:
@@ -71,10 +73,10 @@ def _ranks(layout: Layout, plan: Plan) -> tuple[RankCost, ...]:
 def bottleneck(layout: Layout, slowest: RankCost) -> str:
     """What the slowest rank does most, and which key would change it."""
     menu, rank = layout.menu, slowest.rank
-    here = [t for t, places in enumerate(layout.places) if _loads(layout, t, places, rank)]
+    here = {t: part for t in range(len(menu.loads)) if (part := _part(layout, t, rank)) is not None}
     comm, total = slowest.comm_ms, max(slowest.total_ms, 1e-30)
-    top = max(here, key=lambda t: layout.of(t).cost, default=0)
-    cut, name = layout.of(top), menu.loads[top].table.name
+    top = max(here, key=lambda t: here[t].cost, default=0)
+    cut, name = here.get(top, layout.of(top)), menu.loads[top].table.name
     within = menu.cluster.nodes == 1
     if slowest.fixed_ms > total / 2:
         what = f"{slowest.fixed_ms / total:.0%} of its time is what pieces cost each; fewer (planner.sharding_types)"
@@ -83,7 +85,7 @@ def bottleneck(layout: Layout, slowest: RankCost) -> str:
         what = f"{comm / total:.0%} of its time is exchange; a faster link ({link}) or a smaller train.batch_size"
     else:
         tier = "cluster.hbm_gb_s" if menu.cluster.kind == "cuda" else "cluster.ddr_gb_s"
-        slow = [t for t in here if layout.of(t).tier != menu.cluster.device_tier]
+        slow = [part for part in here.values() if part.tier != menu.cluster.device_tier]
         where = f" ({len(slow)} tables through the host's memory: more planner.memory_gib)" if slow else ""
         what = (
             f"{slowest.compute_ms / total:.0%} of its time is reading and updating rows; faster memory ({tier}){where}"
@@ -91,6 +93,9 @@ def bottleneck(layout: Layout, slowest: RankCost) -> str:
     return f"rank {rank}: {what} would move it. Most is table {name!r} ({cut.kind}, {cut.cost:.3g} of {total:.3g} ms)"
 
 
-def _loads(layout: Layout, table: int, places: list[int], rank: int) -> bool:
-    cut = layout.of(table)
-    return cut.place == ALL or (rank if cut.place == RANK else rank // layout.local) in places
+def _part(layout: Layout, table: int, rank: int) -> Cut | None:
+    """The part of a table that loads a rank."""
+    for place, part in zip(layout.places[table], layout.parts[table], strict=True):
+        if part.place == ALL or (rank // layout.local if part.place == NODE else rank) == place:
+            return part
+    return None

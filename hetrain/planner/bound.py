@@ -8,18 +8,22 @@ two parts of more than half do not fit together. Where the least sum, under limi
 rank, is larger for every A, there is no such plan: T is a bound.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from hetrain.planner.menu import Floats, Menu
-from hetrain.planner.relax import Limit, Relaxed, relax
+from hetrain.planner.menu import Menu, with_strips
+from hetrain.planner.packing import Asked, Mixture, Packing, allowed
 
 TIGHT = 1e-3  # relative: how finely T and A are searched
-MOST_SPLITS = 400  # of the interval of A
-MANY = 200  # kinds of tables: so many parts are packed nearly as well as the mean says
-Share = Callable[[Floats], Floats]
+MOST_SPLITS = 400  # of the interval of A and of the cuts of single tables
+WIDEST, FINEST = 1 / 24, 1 / 400  # of the time: intervals of A that patterns are asked about
+NEAR = 2e-3  # relative: how near a plan need be to the bound that patterns find
+WORK = 200_000  # rows of linear programs and steps of knapsack problems, at most
+FOR_BOUND = 0.6  # of the work; the rest is for mixtures
+DEPTH = 3  # halvings of the cuts of single tables
+ABOVE = (1.003, 1.015)  # multiples of the bound that mixtures are wanted for
 
 
 @dataclass(frozen=True)
@@ -31,81 +35,9 @@ class Bound:
     feasible: bool
 
 
-def mean(x: Floats) -> Floats:
-    """A part's share itself."""
-    return x
-
-
-def shares() -> Iterator[tuple[str, Share]]:
-    """Dual feasible functions of a part's share of a rank: they add up to at most 1 where the shares do."""
-    yield "the mean over the ranks", mean
-    for k in range(1, 13):
-        yield f"at most {k} parts above 1/{k + 1} of a rank's time fit on it", _rounded(k)
-    for least in (0.1, 0.2, 0.3, 0.4):
-        yield (
-            f"parts above {1 - least:.0%} of a rank's time leave no room for others above {least:.0%}",
-            _cleared(least),
-        )
-
-
-def _rounded(k: int) -> Share:
-    def share(x: Floats) -> Floats:
-        scaled = x * (k + 1)
-        whole = np.round(scaled)
-        exact = np.abs(scaled - whole) < 1e-9
-        return np.where(exact, x, np.floor(scaled) / k)
-
-    return share
-
-
-def _cleared(least: float) -> Share:
-    def share(x: Floats) -> Floats:
-        return np.where(x > 1 - least, 1.0, np.where(x < least, 0.0, x))
-
-    return share
-
-
-class Packing:
-    """The relaxed packing problem of one menu."""
-
-    def __init__(self, menu: Menu) -> None:
-        self.menu = menu
-        cluster = menu.cluster
-        self.memory = (Limit(menu.hbm, float(cluster.hbm_bytes)), Limit(menu.ddr, float(cluster.ddr_bytes)))
-        self.least_everywhere = float(menu.copies @ _allowed(menu.everywhere, menu).min(1))
-        self.shares = list(shares())[: 1 if len(menu.cuts) > MANY else None]
-
-    def pack(self, share: Share, slowest: float, low: float, high: float) -> Relaxed:
-        """Least share of the ranks taken by parts in `slowest` ms, where every rank spends `low` to `high` on all."""
-        menu = self.menu
-        capacity = max(slowest - low, 1e-12)
-        part = menu.largest / capacity
-        values = (menu.largest * menu.ranks + menu.everywhere) / slowest if share is mean else share(part) * menu.ranks
-        values[~menu.there | (part > 1 + 1e-12)] = np.inf
-        return relax(values, (Limit(menu.everywhere, high), *self.memory), menu.copies)
-
-    def price(self, values: Floats) -> Relaxed:
-        """The least sum of `values` [C, O] within the memory of the mean rank."""
-        return relax(values, self.memory, self.menu.copies)
-
-    def refuted(self, slowest: float, low: float, high: float) -> str:
-        """Why no plan of `slowest` ms spends `low` to `high` on what all ranks do; empty where none is found."""
-        for at, (reason, share) in enumerate(self.shares):
-            value = self.pack(share, slowest, low, high).value
-            if not np.isfinite(value):
-                return "one part of a table that no cut allowed makes cheaper"
-            if value > 1 + 1e-9:
-                self.shares.insert(0, self.shares.pop(at))  # it will most likely say so of the next one, too
-                return reason
-        return ""
-
-
-def _allowed(values: Floats, menu: Menu) -> Floats:
-    return np.where(menu.there, values, np.inf)
-
-
 def lower_bound(menu: Menu) -> Bound:
-    """The largest T found that no plan can stay below."""
+    """The largest T found that no plan can stay below, of equal parts or of strips of any widths."""
+    menu = with_strips(menu)
     if lack := memory_lack(menu):
         return Bound(float("inf"), lack, False)
     packing = Packing(menu)
@@ -124,29 +56,62 @@ def lower_bound(menu: Menu) -> Bound:
     return Bound(low, reason + _binding(packing, low), True)
 
 
-def _impossible(packing: Packing, slowest: float) -> str:
-    """Why no plan has a slowest rank of `slowest` ms, or empty. The interval of A is halved where it is not refuted."""
+def tightened(menu: Menu, bound: Bound, slowest: float, work: int = WORK) -> tuple[Bound, list[Mixture]]:
+    """A larger bound, if patterns find one below `slowest` ms, and mixtures of cuts that fit a little above it.
+
+    `work` bounds the rows of linear programs and the steps of knapsack problems; part of it goes to the mixtures.
+    """
+    packing, asked = Packing(with_strips(menu)), Asked(left=int(work * FOR_BOUND))
+    low, high, reason = bound.ms, slowest, bound.reason
+    while high - low > NEAR * high and asked.left > 0:
+        middle = (low + high) / 2
+        if why := _impossible(packing, middle, asked):
+            low, reason = middle, why + _binding(packing, middle)
+        else:
+            high = middle
+    asked.left += int(work * (1 - FOR_BOUND))
+    for above in ABOVE:
+        edges = np.linspace(packing.least_everywhere, low * above, int(1 / WIDEST) * 2 + 1)
+        for least, most in pairwise(edges):
+            if asked.left > 0 and not packing.refuted(low * above, least, most):
+                packing.refuted_by_patterns(low * above, least, most, asked)
+    return Bound(low, reason, True), asked.mixtures
+
+
+def _impossible(packing: Packing, slowest: float, asked: Asked | None = None) -> str:
+    """Why no plan has a slowest rank of `slowest` ms, or empty.
+
+    What is not refuted is halved: the cuts of a table that the relaxed problem mixes, else the interval of A. With
+    `asked` patterns are asked before an interval of A is halved.
+    """
     reason = ""
-    waiting = [(packing.least_everywhere, slowest)]
+    finest = TIGHT if asked is None else FINEST
+    waiting = [(packing.least_everywhere, slowest, packing, 0)]
     for _ in range(MOST_SPLITS):
-        low, high = waiting.pop()
+        low, high, these, depth = waiting.pop()
         if low >= slowest:
             reason = reason or "what every rank does"
-        elif why := packing.refuted(slowest, low, high):
-            reason = why
-        elif high - low < TIGHT * slowest:
+        elif why := these.refuted(slowest, low, high):
+            reason = reason or why
+        elif depth < DEPTH and (halves := these.halves(slowest, low, high)):
+            waiting += [(low, high, half, depth + 1) for half in halves]
+        elif (
+            asked is not None and high - low < WIDEST * slowest and these.refuted_by_patterns(slowest, low, high, asked)
+        ):
+            reason = "no patterns of parts fill the ranks"
+        elif high - low < finest * slowest or (asked is not None and asked.left <= 0):
             return ""
         else:
             middle = (low + high) / 2
-            waiting += [(middle, high), (low, middle)]
+            waiting += [(middle, high, these, depth), (low, middle, these, depth)]
         if not waiting:
             return reason
     return ""
 
 
 def _binding(packing: Packing, slowest: float) -> str:
-    prices = packing.pack(mean, slowest, packing.least_everywhere, slowest).prices
-    tight = [name for name, price in zip(("devices", "hosts"), prices[1:], strict=True) if price > 0]
+    prices = packing.prices(slowest)
+    tight = [name for name, price in zip(("devices", "hosts"), prices, strict=True) if price > 0]
     return f", within the memory of the {' and '.join(tight)}" if tight else ""
 
 
@@ -154,7 +119,9 @@ def memory_lack(menu: Menu) -> str:
     """Why not even the leanest cuts fit together, or an empty string."""
     cluster = menu.cluster
     for name, used, there in (("hbm", menu.hbm, cluster.hbm_bytes), ("ddr", menu.ddr, cluster.ddr_bytes)):
-        least = float(menu.copies @ _allowed(used, menu).min(1))
+        least = float(menu.copies @ allowed(used, menu).min(1))
         if least > there:
             return f"the leanest cuts need {least / 2**30:.2f} GiB of {name} on the mean rank of {there / 2**30:.2f}"
+    if not (menu.there & (menu.chunk <= 1)).any(1).all():
+        return "a part of a table does not fit a rank's memory in any cut"
     return ""

@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.menu import Floats, Ints, Menu
+from hetrain.planner.arrays import Floats, Ints
+from hetrain.planner.menu import Menu
 from hetrain.planner.relax import Relaxed
 
 MOVES = 400  # of lots of tables to another cut

@@ -24,6 +24,7 @@ class Cut:
     ddr_total: int
     even: bool = False  # row ranges of the store: of equal rows, not of equal lookups
     shared_ms: float = 0.0  # that a part adds to every rank, wherever it lies: what a piece costs beside its bytes
+    columns: int = 0  # of a strip that stands beside strips of other widths; 0: the table's in equal parts
 
     @property
     def cost(self) -> float:
@@ -60,6 +61,15 @@ def pieces_of(table: Table, cut: Cut, places: list[int], world_size: int, ranks_
     ]
 
 
+def strips_of(table: Table, strips: list[Cut], places: list[int]) -> list[Piece]:
+    """The pieces of a table in strips of columns of unequal widths, strip k on rank `places[k]`."""
+    first = [sum(strip.columns for strip in strips[:k]) for k in range(len(strips))]
+    return [
+        Piece(table.name, rank, 0, table.rows, at, strip.columns, strip.tier)
+        for rank, strip, at in zip(places, strips, first, strict=True)
+    ]
+
+
 def has_empty_block(rows: int, ranks: int) -> bool:
     """Whether blocks of ceil(rows / ranks) leave a rank without rows: TorchRec dies on such a shard."""
     return -(-rows // ranks) * (ranks - 1) >= rows
@@ -72,6 +82,10 @@ def tiers_for(kind: str, tiers: tuple[str, ...], device_tier: str) -> list[str]:
     return [t for t in tiers if kind != "data_parallel" or t == device_tier]
 
 
-def strips(dim: int, most: int = 16) -> list[int]:
+GROUP = 4  # columns that the fused kernels read at once
+MOST_STRIPS = 16  # of the columns of a table
+
+
+def strips(dim: int, most: int = MOST_STRIPS) -> list[int]:
     """Numbers of equal strips of columns, at least two, each a multiple of 4 wide as the fused kernels want."""
-    return [n for n in range(2, most + 1) if dim % n == 0 and dim // n % 4 == 0]
+    return [n for n in range(2, most + 1) if dim % n == 0 and dim // n % GROUP == 0]

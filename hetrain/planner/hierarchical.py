@@ -1,28 +1,25 @@
 """The hierarchical strategy: every table's cut chosen against the lower bound, placed largest first, then improved."""
 
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Sequence
+from itertools import cycle, zip_longest
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hetrain.planner.bound import Bound, Packing, lower_bound, mean
-from hetrain.planner.choose import choose
+from hetrain.planner.bound import Bound, lower_bound, tightened
+from hetrain.planner.candidates import FEW, LARGE, built, chosen, largest_first, of_mixtures, shared, size_of
 from hetrain.planner.improve import improve
-from hetrain.planner.menu import Floats, Menu
-from hetrain.planner.place import Layout, place
-from hetrain.planner.relax import Relaxed
-from hetrain.planner.ruin import Rebuilder
+from hetrain.planner.menu import Menu, with_strips
+from hetrain.planner.packing import Packing, mean
+from hetrain.planner.place import Layout
+from hetrain.planner.ruin import TEMPERS, Rebuilder
+from hetrain.planner.worth import Worth, worth
 
-CHUNKS = (1.0, 0.2)  # most of a rank's memory that a part may take, where its table allows it
-TARGETS = (1.0, 1.02, 1.07)  # slowest ranks, as multiples of the bound, that layouts are built for
-SIZES = (4.0, 0.5, 0.2, 0.08)  # largest parts, of the bound, that choices are made for
-ROOMS = (1.0, 0.985, 0.95, 0.9)  # shares of the memory of the mean rank that a choice may use
 GOOD = 1.002  # of the bound: the search stops
-IMPROVED = 3  # layouts that the local search works on
-EFFORT = 3_000_000  # tables x cuts that are weighed in rebuilding each
-LARGE = 1000  # tables: few parts of so many are large, and fewer tries reach as far
-ROUNDS = 3  # of rebuilding at most, for each pair of tables
+NEAR_ENOUGH = 1.01  # of the bound: it is not asked for more
+WORK, LARGE_WORK = 200_000, 50_000  # of asking patterns
+IMPROVED = 5  # layouts that the local search works on
+ROUNDS, MOST_ROUNDS = 3, 3000  # of rebuilding, for each pair of tables and at most
+EFFORT = 2_400_000  # tables put in, roughly, in rebuilding
 
 
 def search(menu: Menu) -> tuple[Layout | None, Bound]:
@@ -30,21 +27,19 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     bound = lower_bound(menu)
     if not bound.feasible:
         return None, bound
-    goal = bound.ms * GOOD
-    packing = Packing(menu)
-    relaxed = packing.pack(mean, max(bound.ms, 1e-9), packing.least_everywhere, max(bound.ms, 1e-9))
-    spent = _spent(menu, relaxed, bound.ms)
-    tried = [*_built(menu, spent, bound.ms), *_chosen(packing, bound.ms)]
-    found = [*{round(layout.slowest / bound.ms, 6): layout for layout in tried}.values()]  # each once
-    found.sort(key=lambda layout: layout.slowest)
-    weighed = len(menu.loads) * menu.there.shape[1]
-    rounds = min(ROUNDS * len(menu.loads) ** 2, EFFORT // weighed + 200)
-    for layout in found[: 1 if len(menu.loads) > LARGE else IMPROVED]:
-        if found[0].slowest > goal:
-            improve(layout, goal)
-            Rebuilder(layout, spent).run(rounds, goal)
-            improve(layout, goal)
-    return min(found, key=lambda layout: layout.slowest, default=None), bound
+    packing, spent = _relaxed(menu, bound)
+    tried = [(layout, spent) for layout in chosen(Packing(menu), spent, bound.ms)]
+    if len(menu.loads) <= LARGE:
+        tried += built(menu, [spent, *shared(packing, spent, bound.ms)], bound.ms)
+    even: list[tuple[Layout, Worth]] = []
+    if len(menu.loads) <= FEW or not tried:
+        even = [(layout, spent.without_strips()) for layout in largest_first(Packing(menu), bound.ms)]
+    mixed: list[tuple[Layout, Worth]] = []
+    slowest = min((layout.slowest for layout, _ in (*tried, *even)), default=0.0)
+    if slowest > bound.ms * NEAR_ENOUGH:
+        bound, mixtures = tightened(menu, bound, slowest, LARGE_WORK if len(menu.loads) > LARGE else WORK)
+        mixed = [(layout, spent) for layout in of_mixtures(menu, spent, mixtures)]
+    return _improved(menu, (tried, even, mixed), bound.ms), bound
 
 
 def fits(menu: Menu) -> bool:
@@ -52,56 +47,47 @@ def fits(menu: Menu) -> bool:
     bound = lower_bound(menu)
     if not bound.feasible:
         return False
-    packing = Packing(menu)
-    if next(_chosen(packing, bound.ms), None) is not None:
+    packing, spent = _relaxed(menu, bound)
+    if next(chosen(Packing(menu), spent, bound.ms), None) is not None:
+        return True
+    if next(largest_first(Packing(menu), bound.ms), None) is not None:
         return True
     if len(menu.loads) > LARGE:
         return False
-    relaxed = packing.pack(mean, max(bound.ms, 1e-9), packing.least_everywhere, max(bound.ms, 1e-9))
-    return next(_built(menu, _spent(menu, relaxed, bound.ms), bound.ms), None) is not None
+    return next(built(menu, [spent, *shared(packing, spent, bound.ms)], bound.ms), None) is not None
 
 
-def _spent(menu: Menu, relaxed: Relaxed, ms: float) -> Floats:
-    """Milliseconds of all ranks that a cut costs, and what its memory is worth in them [C, O]."""
-    everywhere, hbm, ddr = relaxed.prices
-    own = menu.largest * menu.ranks + menu.everywhere
-    priced: Floats = own + (everywhere * menu.everywhere + hbm * menu.hbm + ddr * menu.ddr) * ms
-    return priced * menu.cluster.world_size
+def _relaxed(menu: Menu, bound: Bound) -> tuple[Packing, Worth]:
+    """The relaxed problem at the bound, and what cuts are worth in its prices."""
+    packing, ms = Packing(with_strips(menu)), max(bound.ms, 1e-9)
+    return packing, worth(menu, packing.pack(mean, ms, packing.least_everywhere, ms), bound.ms)
 
 
-def _built(menu: Menu, spent: Floats, ms: float) -> Iterator[Layout]:
-    """Layouts made table by table, each with the cut and places that suit what is there already."""
-    targets = TARGETS[1:] if len(menu.loads) > LARGE else TARGETS
-    for chunk, target, memory, snug in product(CHUNKS, targets, (0.0, 1.0), (True, False)):
-        layout = Layout(menu)
-        if Rebuilder(layout, np.where(_small(menu, menu.chunk, chunk), spent, np.inf)).build(
-            ms * target, memory, snug=snug
-        ):
-            yield layout
+def _improved(menu: Menu, tried: Sequence[list[tuple[Layout, Worth]]], ms: float) -> Layout | None:
+    """The best of the most promising layouts of each origin, rebuilt until near `ms`; None: there are none."""
+    most = ms * GOOD
+    sorts = [sorted(ways, key=lambda way: _promise(way[0])) for ways in tried]
+    found = [way for row in zip_longest(*sorts) for way in row if way is not None]
+    found = [*{round(_promise(layout) / max(ms, 1e-9), 6): (layout, allowed) for layout, allowed in found}.values()]
+    count, tempers = IMPROVED if len(menu.loads) <= FEW else 2, [*TEMPERS]
+    if len(menu.loads) > LARGE:
+        found, count, tempers = sorted(found, key=lambda way: _promise(way[0])), 1, [TEMPERS[-1]]
+    rounds = int(min(ROUNDS * len(menu.loads) ** 2, MOST_ROUNDS, EFFORT / size_of(menu) / count))
+    best = min((layout for layout, _ in found), key=lambda layout: layout.slowest, default=None)
+    if best is None:
+        return None
+    slowest, kept = best.slowest, best.copy()
+    for (layout, allowed), temper in zip(found[:count], cycle(tempers)):
+        if slowest > most:
+            improve(layout, most)
+            Rebuilder(layout, allowed, temper).run(rounds, most)
+            improve(layout, most)
+            if layout.slowest < slowest:
+                best, slowest, kept = layout, layout.slowest, layout.copy()
+    best.restore_all(kept)
+    return best
 
 
-def _small(menu: Menu, values: Floats, most: float) -> NDArray[np.bool_]:
-    """Cuts whose values [C, O] are up to `most`, or the least that their table allows [C, O]."""
-    least = np.where(menu.there, values, np.inf).min(1, keepdims=True)
-    held: NDArray[np.bool_] = menu.there & (values <= np.maximum(most, least))
-    return held
-
-
-def _chosen(packing: Packing, ms: float) -> Iterator[Layout]:
-    """Layouts of the relaxed problem's choices, with as much of the memory as placing succeeds with."""
-    menu, seen = packing.menu, set()
-    for chunk, size in product(CHUNKS, SIZES):
-        allowed = _small(menu, menu.chunk, chunk)
-        allowed &= _small(menu, np.where(allowed, menu.largest, np.inf), size * ms)
-        values = np.where(allowed, menu.largest * menu.ranks + menu.everywhere, np.inf)
-        relaxed = packing.price(values)
-        for room in ROOMS:
-            choice = choose(menu, values, relaxed, room)
-            if choice is None or choice.tobytes() in seen:
-                break
-            seen.add(choice.tobytes())
-            ways = (place(menu, choice, by_memory=b, lean=lean) for b, lean in product((False, True), (0.0, 0.5)))
-            layout = next((way for way in ways if way is not None), None)
-            if layout is not None:
-                yield layout
-                break
+def _promise(layout: Layout) -> float:
+    """What a layout is judged by before it is improved: unevenness can be mended, waste hardly."""
+    return layout.slowest + 2 * float(np.sqrt(np.sqrt((layout.ms**4).mean())))

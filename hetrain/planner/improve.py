@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cut import NODE, RANK
-from hetrain.planner.menu import Floats, Ints
 from hetrain.planner.place import Layout
 
 EXCHANGES = 400  # of parts between two ranks
@@ -53,11 +53,11 @@ def _parts(layout: Layout) -> _Parts:
         if cut.place != RANK:
             continue
         on[t, places] = True
-        for place in places:
+        for place, part in zip(places, layout.parts[t], strict=True):
             table.append(t)
-            cost.append(cut.cost)
-            hbm.append(cut.hbm)
-            ddr.append(cut.ddr)
+            cost.append(part.cost)
+            hbm.append(part.hbm)
+            ddr.append(part.ddr)
             rank.append(place)
     held = np.array([hbm, ddr], dtype=np.int64)
     return _Parts(np.array(table, dtype=np.int64), np.array(cost), held, np.array(rank, dtype=np.int64), on)
@@ -111,8 +111,7 @@ def _swaps(layout: Layout, parts: _Parts, mine: Ints, others: Ints, rank: int) -
 
 def _shift(layout: Layout, parts: _Parts, part: int, target: int) -> None:
     table, source = int(parts.table[part]), int(parts.rank[part])
-    layout.add(table, source, -1)
-    layout.add(table, target)
+    layout.add(table, target, layout.take(table, source))
     parts.rank[part] = target
     parts.on[table, source], parts.on[table, target] = False, True
 
@@ -122,16 +121,16 @@ def _recut(layout: Layout, goal: float, trials: int) -> int:
     begun, ref = trials, max(layout.slowest, 1e-30)
     now = _pressure(layout, ref)
     for table in _suspects(layout, int(layout.ms.argmax())):
-        kept, places = int(layout.cut[table]), list(layout.places[table])
+        kept = layout.kept(table)
         best, best_cut = now * (1 - ENOUGH), -1
         for cut in range(len(layout.menu.cuts[layout.menu.kind_of[table]])):
-            if cut == kept and layout.of(table).place != NODE:
+            if cut == kept[0] and layout.of(table).place != NODE:
                 continue
             trials -= 1
             layout.remove(table)
             if layout.put(table, cut) and (pressure := _pressure(layout, ref)) < best:
                 best, best_cut = pressure, cut
-            layout.restore(table, kept, places)
+            layout.restore(table, kept)
         if best_cut >= 0:
             layout.remove(table)
             layout.put(table, best_cut)

@@ -1,21 +1,21 @@
 """What every table may become, as arrays: tables that are alike share one row."""
 
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetrain.errors import ConfigError
+from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cluster import Cluster
 from hetrain.planner.cut import ALL, Cut
 from hetrain.planner.options import Constraint, Options
+from hetrain.planner.strips import Prices, Strips, price_strips
 from hetrain.planner.workload import TableLoad
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Prices = Callable[[TableLoad, tuple[str, ...], tuple[str, ...], int | None], list[Cut]]
+MANY = 200  # kinds of tables: so many parts are packed nearly as well as the mean says, without unequal strips
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Menu:
     hbm: Floats  # [C, O] bytes that it adds to the mean rank
     ddr: Floats
     cluster: Cluster
+    strips: tuple[tuple[Strips, ...], ...]  # [C] of unequal widths, of each tier, where columns may be cut freely
 
     @cached_property
     def kinds(self) -> frozenset[str]:
@@ -50,14 +51,15 @@ class Menu:
         cuts = tuple(tuple(cut for cut in row if cut.kind in kinds) for row in self.cuts)
         if not all(cuts):
             return None
-        there, arrays = _arrays(cuts, self.cluster)
-        return Menu(self.loads, self.kind_of, self.copies, cuts, there, **arrays, cluster=self.cluster)
+        there, arrays = _arrays([[(cut, float(cut.parts)) for cut in row] for row in cuts], self.cluster)
+        strips = self.strips if "column_wise" in kinds else ((),) * len(cuts)
+        return Menu(self.loads, self.kind_of, self.copies, cuts, there, *arrays, self.cluster, strips)
 
 
 def make_menu(loads: Sequence[TableLoad], cluster: Cluster, prices: Prices, options: Options) -> Menu:
     """Price every allowed cut of every kind of table; raises ConfigError where a table has none."""
     kinds: dict[object, int] = {}
-    kind_of, cuts, copies = [], [], []
+    kind_of, cuts, copies, first = [], [], [], []
     for load in loads:
         rule = options.constraints.get(load.table.name, Constraint())
         table = load.table
@@ -66,10 +68,40 @@ def make_menu(loads: Sequence[TableLoad], cluster: Cluster, prices: Prices, opti
             kinds[key] = len(kinds)
             cuts.append(tuple(_allowed(load, rule, prices, options, cluster.world_size)))
             copies.append(0)
+            first.append((load, rule))
         kind_of.append(kinds[key])
         copies[kinds[key]] += 1
-    there, arrays = _arrays(cuts, cluster)
-    return Menu(tuple(loads), np.array(kind_of), np.array(copies), tuple(cuts), there, **arrays, cluster=cluster)
+    strips: list[tuple[Strips, ...]] = [()] * len(cuts)
+    if len(cuts) <= MANY and cluster.world_size > 1:
+        strips = [
+            _strips(load, row, prices) if rule.columns is None else ()
+            for (load, rule), row in zip(first, cuts, strict=True)
+        ]
+    ways = [[(cut, float(cut.parts)) for cut in row] for row in cuts]
+    there, (taken, everywhere, largest, chunk, hbm, ddr) = _arrays(ways, cluster)
+    arrays = (taken, everywhere, largest, chunk, hbm, ddr)
+    kinds_of, numbers = np.array(kind_of), np.array(copies)
+    return Menu(tuple(loads), kinds_of, numbers, tuple(cuts), there, *arrays, cluster, tuple(strips))
+
+
+def with_strips(menu: Menu) -> Menu:
+    """The menu with arrays that go on with strips of each width, as if a table were cut in dim / width of them.
+
+    Strips of unequal widths, whose widths add up to the table's, are a mixture of these: whatever adds up over parts is
+    for them no less than for the best of these. So what holds for all cuts of this menu holds for unequal strips.
+    """
+    ways = [[(cut, float(cut.parts)) for cut in row] for row in menu.cuts]
+    for row, tiers in zip(ways, menu.strips, strict=True):
+        row += [(cut, of.groups / (k + 1)) for of in tiers for k, cut in enumerate(of.widths)]
+    there, (ranks, everywhere, largest, chunk, hbm, ddr) = _arrays(ways, menu.cluster)
+    return replace(
+        menu, there=there, ranks=ranks, everywhere=everywhere, largest=largest, chunk=chunk, hbm=hbm, ddr=ddr
+    )
+
+
+def _strips(load: TableLoad, cuts: Sequence[Cut], prices: Prices) -> tuple[Strips, ...]:
+    tiers = dict.fromkeys(cut.tier for cut in cuts if cut.kind == "column_wise")
+    return tuple(price_strips(load, tier, prices) for tier in tiers)
 
 
 def kinds_of(load: TableLoad, options: Options) -> tuple[str, ...]:
@@ -117,18 +149,20 @@ def _by_threshold(load: TableLoad, kinds: tuple[str, ...], options: Options) -> 
     return tuple(k for k in kinds if k in wanted) or kinds
 
 
-def _arrays(cuts: Sequence[Sequence[Cut]], cluster: Cluster) -> tuple[NDArray[np.bool_], dict[str, Floats]]:
+def _arrays(
+    ways: Sequence[Sequence[tuple[Cut, float]]], cluster: Cluster
+) -> tuple[NDArray[np.bool_], tuple[Floats, Floats, Floats, Floats, Floats, Floats]]:
+    """Which there are, and the other arrays [C, O] of a menu in their order, of cuts with their numbers of parts."""
     ranks, local = cluster.world_size, cluster.ranks_per_node
-    shape = (len(cuts), max(map(len, cuts)))
+    shape = (len(ways), max(map(len, ways)))
     taken, everywhere, largest, chunk, hbm, ddr = (np.zeros(shape) for _ in range(6))
-    there = np.arange(shape[1]) < np.array([len(row) for row in cuts])[:, None]
-    for c, row in enumerate(cuts):
-        for o, cut in enumerate(row):
-            taken[c, o] = 0.0 if cut.place == ALL else cut.loaded_ranks(ranks, local) / ranks
-            everywhere[c, o] = cut.parts * cut.shared_ms + (cut.cost if cut.place == ALL else 0.0)
+    there = np.arange(shape[1]) < np.array([len(row) for row in ways])[:, None]
+    for c, row in enumerate(ways):
+        for o, (cut, parts) in enumerate(row):
+            taken[c, o] = 0.0 if cut.place == ALL else cut.loaded_ranks(ranks, local) / ranks * parts / cut.parts
+            everywhere[c, o] = parts * cut.shared_ms + (cut.cost if cut.place == ALL else 0.0)
             largest[c, o] = 0.0 if cut.place == ALL else cut.cost
             chunk[c, o] = max(cut.hbm / max(1, cluster.hbm_bytes), cut.ddr / max(1, cluster.ddr_bytes))
-            hbm[c, o] = cut.hbm_total / ranks
-            ddr[c, o] = cut.ddr_total / ranks
-    names = ("ranks", "everywhere", "largest", "chunk", "hbm", "ddr")
-    return there, dict(zip(names, (taken, everywhere, largest, chunk, hbm, ddr), strict=True))
+            hbm[c, o] = cut.hbm_total * parts / cut.parts / ranks
+            ddr[c, o] = cut.ddr_total * parts / cut.parts / ranks
+    return there, (taken, everywhere, largest, chunk, hbm, ddr)

@@ -5,8 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cut import ALL, NODE, Cut
-from hetrain.planner.menu import Floats, Ints, Menu
+from hetrain.planner.menu import Menu
+
+NONE, UNEQUAL = -1, -2  # in place of a cut's number: not placed, in strips of unequal widths
+Kept = tuple[int, list[int], list[Cut]]
 
 
 class Layout:
@@ -19,8 +23,10 @@ class Layout:
         self.ms: Floats = np.zeros(self.world)
         self.held: NDArray[np.int64] = np.zeros((2, self.world), dtype=np.int64)  # hbm, ddr
         self.limit = np.array([[cluster.hbm_bytes], [cluster.ddr_bytes]], dtype=np.int64)
-        self.cut: Ints = np.full(len(menu.loads), -1)
+        self.cut: Ints = np.full(len(menu.loads), NONE)
         self.places: list[list[int]] = [[] for _ in menu.loads]
+        self.parts: list[list[Cut]] = [[] for _ in menu.loads]  # at each of the places
+        self.on: list[set[int]] = [set() for _ in range(self.world)]  # tables that load each rank
 
     @property
     def slowest(self) -> float:
@@ -38,8 +44,9 @@ class Layout:
         return self.menu.cluster.piece_costs.types_ms(self.kinds)
 
     def of(self, table: int) -> Cut:
-        """The cut of a table."""
-        return self.menu.cuts[int(self.menu.kind_of[table])][int(self.cut[table])]
+        """The cut of a table; of strips of unequal widths the first."""
+        number = int(self.cut[table])
+        return self.parts[table][0] if number == UNEQUAL else self.menu.cuts[int(self.menu.kind_of[table])][number]
 
     def span(self, cut: Cut, place: int) -> slice:
         """The ranks that a part at `place` loads."""
@@ -47,32 +54,64 @@ class Layout:
             return slice(0, self.world)
         return slice(place * self.local, (place + 1) * self.local) if cut.place == NODE else slice(place, place + 1)
 
-    def add(self, table: int, place: int, sign: int = 1) -> None:
-        """Load (or, with sign -1, unload) the ranks of one part."""
-        cut = self.of(table)
-        ranks = self.span(cut, place)
-        self.ms[ranks] += sign * cut.cost
-        self.ms += sign * cut.shared_ms
-        self.held[0, ranks] += sign * cut.hbm
-        self.held[1, ranks] += sign * cut.ddr
-        if sign > 0:
-            self.places[table].append(place)
-        else:
-            self.places[table].remove(place)
+    def add(self, table: int, place: int, part: Cut | None = None) -> None:
+        """Load the ranks of one part, of the table's cut unless another is given."""
+        part = part or self.of(table)
+        for held in self.on[self._load(part, place, 1)]:
+            held.add(table)
+        self.places[table].append(place)
+        self.parts[table].append(part)
+
+    def take(self, table: int, place: int) -> Cut:
+        """Unload the ranks of one part, which is returned."""
+        at = self.places[table].index(place)
+        part = self.parts[table].pop(at)
+        del self.places[table][at]
+        for held in self.on[self._load(part, place, -1)]:
+            held.discard(table)
+        return part
+
+    def _load(self, part: Cut, place: int, sign: int) -> slice:
+        ranks = self.span(part, place)
+        self.ms[ranks] += sign * part.cost
+        self.ms += sign * part.shared_ms
+        self.held[0, ranks] += sign * part.hbm
+        self.held[1, ranks] += sign * part.ddr
+        return ranks
 
     def remove(self, table: int) -> None:
         """Take a table off all its ranks."""
         for place in list(self.places[table]):
-            self.add(table, place, -1)
-        self.cut[table] = -1
+            self.take(table, place)
+        self.cut[table] = NONE
 
-    def restore(self, table: int, cut: int, places: list[int]) -> None:
+    def kept(self, table: int) -> Kept:
+        """What `restore` needs to give a table the cut and places that it has now."""
+        return int(self.cut[table]), list(self.places[table]), list(self.parts[table])
+
+    def restore(self, table: int, kept: Kept) -> None:
         """Give a table the cut and places it had."""
-        if self.cut[table] >= 0:
+        if self.cut[table] != NONE:
             self.remove(table)
+        cut, places, parts = kept
         self.cut[table] = cut
-        for place in places:
-            self.add(table, place)
+        for place, part in zip(places, parts, strict=True):
+            self.add(table, place, part)
+
+    def copy(self) -> list[Kept]:
+        """What `restore_all` needs to make the layout what it is now."""
+        return [self.kept(table) for table in range(len(self.places))]
+
+    def restore_all(self, kept: Sequence[Kept]) -> None:
+        """Give all tables the cuts and places they had."""
+        for table, was in enumerate(kept):
+            self.restore(table, was)
+
+    def put_strips(self, table: int, strips: Sequence[Cut], ranks: Sequence[int]) -> None:
+        """Place a table in strips of unequal widths, each on a rank of its own."""
+        self.cut[table] = UNEQUAL
+        for strip, rank in zip(strips, ranks, strict=True):
+            self.add(table, rank, strip)
 
     def put(self, table: int, cut: int, lean: float = 0.0) -> bool:
         """Place a table with cut number `cut`, each part on the least loaded place with room; False if there is none.

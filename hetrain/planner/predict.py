@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from hetrain.planner.cluster import Cluster
 from hetrain.planner.cut import Cut
@@ -76,9 +75,7 @@ def _held(
 
 def _cut(prices: TorchRecPrices, load: TableLoad, kind: str, columns: int, tier: str) -> Cut:
     if kind not in BY_ROWS:
-        state = load.state_bytes_per_row * columns // load.table.dim
-        whole = replace(load, table=replace(load.table, dim=columns), state_bytes_per_row=state)
-        return prices.cuts(whole, ("table_wise",), (tier,))[0]
+        return prices.cuts(load.strip(columns), ("table_wise",), (tier,))[0]
     if kind == "grid_shard":
         return next(cut for cut in prices.cuts(load, (kind,), (tier,)) if load.table.dim // cut.parts == columns)
     return prices.cuts(load, (kind,), (tier,))[0]

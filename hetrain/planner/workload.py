@@ -1,7 +1,7 @@
 """What a step asks of each table: lookups per example, bytes per row, and the skew of its ids where known."""
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetrain.tables import Table
 
@@ -75,3 +75,8 @@ class TableLoad:
     def elements(self) -> int:
         """Numbers in the table, as the thresholds count them."""
         return self.table.rows * self.table.dim
+
+    def strip(self, columns: int) -> "TableLoad":
+        """As if the table had `columns` of its columns alone, which is what a strip of them costs."""
+        state = self.state_bytes_per_row * columns // self.table.dim
+        return replace(self, table=replace(self.table, dim=columns), state_bytes_per_row=state)

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrain.planner.bound import lower_bound, shares
+from hetrain.planner.bound import lower_bound
 from hetrain.planner.hierarchical import search
 from hetrain.planner.menu import make_menu
 from hetrain.planner.options import Options
+from hetrain.planner.packing import shares
 from hetrain.planner.torchrec_prices import TorchRecPrices
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))

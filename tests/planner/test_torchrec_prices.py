@@ -51,12 +51,12 @@ def topology(c):
     return Topology(c.world_size, c.kind, local_world_size=c.ranks_per_node, **caps, **speeds)
 
 
-def torchrec_options(tables, optimizer, c, batch_size, strips):
+def torchrec_options(tables, optimizer, c, batch_size, strips=1, columns=None):
     constraints = {
         load.table.name: ParameterConstraints(
             sharding_types=list(SHARDING_TYPES),
             pooling_factors=list(load.poolings),
-            min_partition=load.table.dim // strips,
+            min_partition=columns or load.table.dim // strips,
         )
         for load in tables
     }
