@@ -110,7 +110,9 @@ def built(menu: Menu, allowed: Sequence[Worth], ms: float) -> Iterator[tuple[Lay
     hows = [SNUG, LOOSE, ALIGNED] if any(allowed[0].scarce) else [SNUG, LOOSE]
     chunks: Sequence[float] = CHUNKS
     if len(menu.loads) > FEW:
-        allowed, chunks, hows = allowed[:1], chunks[:1], hows[-1:]
+        allowed = allowed[:1]
+    if len(menu.cuts) > MANY:
+        chunks, hows = chunks[:1], hows[-1:]
     for spent, chunk, target, memory, how in product(allowed, chunks, TARGETS, (0.0, 1.0), hows):
         layout = build(menu, spent.only(_small(menu, menu.chunk, chunk)), ms * target, how, memory)
         if layout is not None:

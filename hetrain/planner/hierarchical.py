@@ -16,10 +16,10 @@ from hetrain.planner.worth import Worth, worth
 
 GOOD = 1.002  # of the bound: the search stops
 NEAR_ENOUGH = 1.01  # of the bound: it is not asked for more
-WORK, LARGE_WORK = 200_000, 50_000  # of asking patterns
+WORK, LESS_WORK = 200_000, 50_000  # of asking patterns: large parts, which they are for, are few of many tables
 IMPROVED = 5  # layouts that the local search works on
 ROUNDS, MOST_ROUNDS = 3, 3000  # of rebuilding, for each pair of tables and at most
-EFFORT = 2_400_000  # tables put in, roughly, in rebuilding
+EFFORT = 30_000  # tables put in, roughly, in rebuilding
 
 
 def search(menu: Menu) -> tuple[Layout | None, Bound]:
@@ -32,12 +32,12 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     if len(menu.loads) <= LARGE:
         tried += built(menu, [spent, *shared(packing, spent, bound.ms)], bound.ms)
     even: list[tuple[Layout, Worth]] = []
-    if len(menu.loads) <= FEW or not tried:
+    if len(menu.loads) <= LARGE or not tried:
         even = [(layout, spent.without_strips()) for layout in largest_first(Packing(menu), bound.ms)]
     mixed: list[tuple[Layout, Worth]] = []
     slowest = min((layout.slowest for layout, _ in (*tried, *even)), default=0.0)
     if slowest > bound.ms * NEAR_ENOUGH:
-        bound, mixtures = tightened(menu, bound, slowest, LARGE_WORK if len(menu.loads) > LARGE else WORK)
+        bound, mixtures = tightened(menu, bound, slowest, WORK if len(menu.loads) <= FEW else LESS_WORK)
         mixed = [(layout, spent) for layout in of_mixtures(menu, spent, mixtures)]
     return _improved(menu, (tried, even, mixed), bound.ms), bound
 
@@ -72,7 +72,10 @@ def _improved(menu: Menu, tried: Sequence[list[tuple[Layout, Worth]]], ms: float
     count, tempers = IMPROVED if len(menu.loads) <= FEW else 2, [*TEMPERS]
     if len(menu.loads) > LARGE:
         found, count, tempers = sorted(found, key=lambda way: _promise(way[0])), 1, [TEMPERS[-1]]
-    rounds = int(min(ROUNDS * len(menu.loads) ** 2, MOST_ROUNDS, EFFORT / size_of(menu) / count))
+    many = len(menu.loads)
+    each = 5 + many / menu.cluster.world_size  # tables that a round puts in, roughly
+    effort = EFFORT * many / size_of(menu) / each / (1 if many <= FEW else count)
+    rounds = int(min(ROUNDS * many**2, MOST_ROUNDS, effort))
     best = min((layout for layout, _ in found), key=lambda layout: layout.slowest, default=None)
     if best is None:
         return None

@@ -111,10 +111,13 @@ class _Program:
         solved = linprog(-self._gain, self._matrix, np.zeros(len(self._matrix)), whole, [1.0], free, method="highs")
         if solved.status != 0:
             return -1.0, np.zeros(many), 1.0, 0.0, np.zeros(self._ways)
-        x = solved.x
+        x = np.maximum(solved.x[kinds:], 0.0)
+        # What a table is worth at least at these values, anew: the program's own figure is within a tolerance only.
+        worth = np.full(kinds, np.inf)
+        np.minimum.at(worth, self._matrix[: self._ways, :kinds].argmax(1), -self._matrix[: self._ways, kinds:] @ x)
+        gain = float(self._gain[:kinds] @ worth + self._gain[kinds:] @ x) - 1
         mixture = -solved.ineqlin.marginals[: self._ways]
-        most, whole_time = float(x[kinds + many + 1]), float(x[kinds + many] * self._slowest)
-        return -solved.fun - 1, x[kinds : kinds + many], most, whole_time, mixture
+        return gain, x[:many], float(x[many + 1]), float(x[many] * self._slowest), mixture
 
 
 def _best_patterns(sizes: Ints, values: Floats, capacity: int) -> tuple[float, list[tuple[int, ...]]]:

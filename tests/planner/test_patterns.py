@@ -47,7 +47,7 @@ ms = st.floats(0.05, 1.0).map(lambda x: round(x, 2))
 one = st.tuples(ms, st.one_of(st.just(0.0), ms), st.one_of(st.just(0.0), ms), st.integers(1, 70))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(tables=st.lists(one, min_size=2, max_size=4), nodes=st.sampled_from([1, 2]))
 def test_no_plan_is_below_the_bound(tables, nodes):
     c = cluster(nodes, 2)
