@@ -43,6 +43,8 @@ def lower_bound(menu: Menu) -> Bound:
     packing = Packing(menu)
     spent = np.where(menu.there, menu.largest * menu.ranks + menu.everywhere, np.inf)
     low, reason, step = max(packing.price(spent).value, 1e-9), packing.shares[0][0], 0.01
+    if why := _impossible(packing, _most(menu)):  # time is no matter there
+        return Bound(float("inf"), why + _binding(packing, _most(menu)), False)
     high = low * (1 + step)
     while why := _impossible(packing, high):
         step *= 2
@@ -54,6 +56,12 @@ def lower_bound(menu: Menu) -> Bound:
         else:
             high = middle
     return Bound(low, reason + _binding(packing, low), True)
+
+
+def _most(menu: Menu) -> float:
+    """More than the slowest rank of any plan takes: every table in its dearest cut, all parts on one rank."""
+    on_one = menu.largest * menu.ranks * menu.cluster.world_size + menu.everywhere
+    return 2 * float(menu.copies @ np.where(menu.there, on_one, 0.0).max(1)) + 1e-9
 
 
 def tightened(menu: Menu, bound: Bound, slowest: float, work: int = WORK) -> tuple[Bound, list[Mixture]]:
