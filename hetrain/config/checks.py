@@ -169,6 +169,10 @@ def _optimizer(cfg: RunConfig) -> Iterator[str]:
         yield _finding("optimizer.schedule.final", schedule.final, "a factor between 0 and 1")
 
 
+GIVEN = "The plan that is given decides; leave it out, or make another plan with it (hetrain plan)."
+OURS = "It belongs to the others, such as planner=hierarchical."
+
+
 def _planner(cfg: RunConfig) -> Iterator[str]:
     planner = cfg.planner
     yield from _one_of("planner.name", planner.name, PLANNERS)
@@ -190,8 +194,10 @@ def _planner(cfg: RunConfig) -> Iterator[str]:
     for key in ("data_parallel_threshold", "column_slice_threshold", "row_slice_threshold"):
         value = getattr(planner, key)
         yield from _at_least(f"planner.{key}", value, 1, "It counts elements, rows x dim; null: no threshold.")
-        if value is not None and planner.name == "torchrec":
-            yield _finding(f"planner.{key}", value, "null with planner.name=torchrec", "It belongs to the others.")
+        if value is not None and planner.plan is not None:
+            yield _finding(f"planner.{key}", value, "null with planner.plan", GIVEN)
+        elif value is not None and planner.name == "torchrec":
+            yield _finding(f"planner.{key}", value, "null with planner.name=torchrec", OURS)
 
 
 def _replicated(cfg: RunConfig) -> Iterator[str]:
@@ -226,9 +232,11 @@ def _constraints(cfg: RunConfig) -> Iterator[str]:
         yield from _at_least(key, rule.columns, 4, "A piece has whole groups of 4 columns.")
         if rule.columns is not None and rule.columns % 4:
             yield _finding(key, rule.columns, "a multiple of 4", "FBGEMM's kernels read rows in groups of 4 floats.")
-    if planner.constraints and planner.name == "torchrec":
-        tables = ", ".join(planner.constraints)
-        yield _finding("planner.constraints", tables, "none with planner.name=torchrec", "They belong to the others.")
+    tables = ", ".join(planner.constraints)
+    if tables and planner.plan is not None:
+        yield _finding("planner.constraints", tables, "none with planner.plan", GIVEN)
+    elif tables and planner.name == "torchrec":
+        yield _finding("planner.constraints", tables, "none with planner.name=torchrec", OURS)
 
 
 def _consistency(cfg: RunConfig) -> Iterator[str]:

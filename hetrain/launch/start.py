@@ -142,7 +142,13 @@ def _goes_on(job: Job) -> str:
     """What to do after a process died."""
     if job.verb != "train" or job.config.checkpoint.resume == "never":
         return ""
-    return f"\n  Started again with name={job.config.name}, the run goes on from its last checkpoint."
+    from hetrain.checkpoint import newest
+    from hetrain.training.run_folder import CHECKPOINTS
+
+    again = f"\n  Started again with name={job.config.name}, the run"
+    if newest(Path(job.config.runs) / str(job.config.name) / CHECKPOINTS) is None:
+        return f"{again} begins anew: it has no checkpoint yet (checkpoint.every=N saves one every N steps)."
+    return f"{again} goes on from its last checkpoint."
 
 
 def _settings(processes: int, folder: Path, start_method: str) -> "LaunchConfig":

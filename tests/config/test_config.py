@@ -208,6 +208,14 @@ def test_pairs_that_cannot_be() -> None:
     wrong = refused("planner=hierarchical", "planner.constraints={C1: {columns: 6, tiers: [ssd]}}")
     assert "planner.constraints.C1.columns=6: expected a multiple of 4." in wrong
     assert "planner.constraints.C1.tiers=ssd: expected one of hbm, cached, ddr." in wrong
+    given = refused(
+        "planner=hierarchical",
+        "planner.plan=one",
+        "planner.data_parallel_threshold=9",
+        "planner.constraints={C1: {columns: 8}}",
+    )
+    assert "planner.data_parallel_threshold=9: expected null with planner.plan. The plan that is given decides" in given
+    assert "planner.constraints=C1: expected none with planner.plan. The plan that is given decides" in given
     assert "store.device=cuda: expected cpu" in refused("store.device=cuda", "launch.device=cpu")
     assert "expected false with consistency.mode=ssp" in refused("consistency=ssp", "consistency.late_leg=true")
     assert "cluster.gpus_per_node=65536 x 2: expected at most 65,536 ranks" in refused(

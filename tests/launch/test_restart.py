@@ -146,3 +146,9 @@ def test_only_workers_are_slowed_down() -> None:
     check_slow_ranks(LaunchConfig(slow_ranks={0: 2.0, 1: 3.0}), Roles(3, 1))
     with pytest.raises(ConfigError, match=r"launch\.slow_ranks=\{2: 3\.0\}: expected .* 0 to 1 in this run\. Leave 2"):
         check_slow_ranks(LaunchConfig(slow_ranks={2: 3.0}), Roles(3, 1))
+
+
+def test_without_a_checkpoint_the_run_begins_anew_under_its_name(tmp_path: Path) -> None:
+    code, error = finish(start("killed_once", tmp_path, 0))
+    assert code == 1
+    assert "the run begins anew: it has no checkpoint yet (checkpoint.every=N saves one every N steps)." in error
