@@ -57,7 +57,7 @@ def test_capacity_in_rows(tmp_path: Path, capacity: float | str, rows: int) -> N
 
 @pytest.mark.parametrize("index", ["array", "hash"])
 def test_capacity_in_bytes(tmp_path: Path, index: str) -> None:
-    cost = slot_bytes(8, 1, "lfu", index, directory=True)
+    cost = slot_bytes(8, 1, "lfu", index)
     changes: dict[str, Any] = {"consistency__cache__policy": "lfu", "store__index": index}
     assert group_of(tmp_path, consistency__cache__capacity=f"{100 * cost}B", **changes).capacity_rows == 100
 
@@ -77,7 +77,7 @@ def test_memory_is_said_before_it_is_taken(tmp_path: Path, capsys: pytest.Captur
     assert memory.most.rows_at_start == group.owner.memory.nbytes_used
     assert memory.most.index == 4 * ROWS
     slots = len(group.cache.copies.value)
-    assert memory.most.cache == slots * slot_bytes(8, 1, "lru", "array", directory=True)
+    assert memory.most.cache == slots * slot_bytes(8, 1, "lru", "array")
     assert engine.report()["memory"]["worker_rss_max"] > memory.most.cache
 
 

@@ -67,6 +67,27 @@ def _width_groups(
     return groups
 
 
+def _rounds(
+    groups: Sequence[WidthGroup],
+    device: torch.device,
+    traffic: Traffic,
+    settings: StoreSettings,
+    group: dist.ProcessGroup | None,
+) -> CollectiveTransport:
+    """What exchanges the rows of these groups in lockstep."""
+    return CollectiveTransport(
+        [part.owner for part in groups],
+        [(part.space.dim, part.cache.copies.state.shape[1]) for part in groups],
+        traffic,
+        timeout_s=settings.timeout_s,
+        group=group,
+        device=device,
+        servers=settings.servers,
+        blocks=max(1, settings.late_blocks),
+        rows=settings.rows,
+    )
+
+
 class StoreEngine:
     """Implements Engine (hetrain/engine/__init__.py) for lockstep training over the store."""
 
@@ -98,17 +119,7 @@ class StoreEngine:
         self._row_optimizer, self._schedule, self._settings = row_optimizer, schedule, settings
         self._device, self._traffic = device, traffic
         self._groups = _width_groups(tables, plan, row_optimizer, device, seed, settings, group, traffic)
-        self._transport = CollectiveTransport(
-            [part.owner for part in self._groups],
-            [(part.space.dim, part.cache.copies.state.shape[1]) for part in self._groups],
-            traffic,
-            timeout_s=settings.timeout_s,
-            group=group,
-            device=device,
-            servers=settings.servers,
-            blocks=max(1, settings.late_blocks),
-            rows=settings.rows,
-        )
+        self._transport = _rounds(self._groups, device, traffic, settings, group)
         self._reads_ahead = settings.overlapped and self._transport.concurrent
         self._bags = StoreBags(self._groups, self._transport, settings.late_blocks if self._reads_ahead else 0)
         summing = workers if settings.servers else group

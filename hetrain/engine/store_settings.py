@@ -96,7 +96,6 @@ def slot_costs(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: R
             settings.policy,
             settings.index,
             held_back=held_back,
-            directory=settings.directory,
             audit=settings.audit_every > 0,
             thresholds=settings.dct is not None and held_back,
         )

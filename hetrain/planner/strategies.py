@@ -52,7 +52,7 @@ def make_plan(
     if strategy not in STRATEGIES:
         raise ConfigError(f"planner.name={strategy}: expected one of {', '.join(STRATEGIES)}.")
     case = Case(strategy, tuple(loads), cluster, engine, batch_size, options or Options(), workers)
-    menu = _menu(case)
+    menu = menu_of(case)
     if strategy == OURS:
         found, bound = search_types(menu)
         layout, left = (found, -1) if found is not None else _by_memory(menu, case.options)
@@ -69,7 +69,7 @@ def make_plan(
 def fits(case: Case) -> bool:
     """Whether `make_plan` has a plan for `case`."""
     try:
-        menu = _menu(case)
+        menu = menu_of(case)
     except ConfigError:  # a table that can be cut in no way
         return False
     if case.strategy != OURS:
@@ -77,7 +77,8 @@ def fits(case: Case) -> bool:
     return _by_memory(menu, case.options)[1] < 0 or hierarchical.fits(menu)
 
 
-def _menu(case: Case) -> Menu:
+def menu_of(case: Case) -> Menu:
+    """Every cut that the tables of `case` may have, priced; raises ConfigError where one has none."""
     if case.engine == "torchrec":
         cluster, cuts = case.cluster, TorchRecPrices(case.cluster, case.batch_size).cuts
     else:  # costs of pieces are TorchRec's

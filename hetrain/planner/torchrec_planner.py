@@ -30,14 +30,12 @@ from hetrain.config import PlannerConfig
 from hetrain.errors import ConfigError
 from hetrain.planner.cluster import Cluster
 from hetrain.planner.devices import DeviceSet, device_set
-from hetrain.planner.menu import make_menu
 from hetrain.planner.misfit import MisfitError
 from hetrain.planner.options import Options
 from hetrain.planner.piece import HOST, Piece
 from hetrain.planner.plan import Plan
 from hetrain.planner.remedies import OURS, TORCHREC, Case, too_many
-from hetrain.planner.strategies import Engine, fits
-from hetrain.planner.torchrec_prices import TorchRecPrices
+from hetrain.planner.strategies import Engine, fits, menu_of
 from hetrain.planner.workload import FLOAT_BYTES, TableLoad
 from hetrain.tables import Table
 
@@ -47,7 +45,6 @@ STATE_CLASSES = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "rowwis
 FUSED, DENSE = EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value
 BYTES_PER_MS = 1e6  # of 1 GB/s
 BOUNDLESS = 1 << 60  # bytes
-EVEN: Mapping[str, Sequence[float]] = {}
 
 
 @dataclass(frozen=True)
@@ -127,7 +124,8 @@ def sharding_plan(
     allowed = _checked_types(cfg, BSP_TYPES, "consistency=bsp", row_optimizer)
     types = allowed if world_size > 1 else ["table_wise"]
     asked = asked or Asked(device_set(world_size, device, cfg.memory_gib))
-    plan = _search(tables, row_optimizer, types, asked.devices, batch_size, "torchrec", poolings=asked.poolings)
+    case = _case(tables, row_optimizer, types, asked, batch_size, "torchrec")
+    plan = _search(case, row_optimizer, asked.devices)
     plan_of(plan, tables, world_size).check(tables)
     return plan
 
@@ -160,13 +158,11 @@ def store_plan(
     owners = servers or world_size
     types = types if owners > 1 else ["table_wise"]
     asked = asked or Asked(device_set(owners, torch.device("cpu") if servers else device, cfg.memory_gib))
-    devices, whole = asked.devices, BOUNDLESS
+    whole = BOUNDLESS
     if index == "hash":
-        devices, whole = _boundless(devices), devices.memory
-    search = _search(
-        *(tables, "rowwise_adagrad", types, devices, batch_size, "store"), whole=whole, poolings=asked.poolings
-    )
-    found = plan_of(search, tables, owners)
+        whole, asked = asked.devices.memory, replace(asked, devices=replace(asked.devices, memory=BOUNDLESS))
+    case = _case(tables, "rowwise_adagrad", types, asked, batch_size, "store")
+    found = plan_of(_search(case, "rowwise_adagrad", asked.devices, whole), tables, owners)
     first = world_size - owners
     pieces = tuple(replace(piece, rank=first + piece.rank, tier=HOST) for piece in found.pieces)
     plan = Plan("store", world_size, pieces, frozenset(), found.sharding)
@@ -221,51 +217,28 @@ def _checked_types(cfg: PlannerConfig, allowed: Sequence[str], mode: str, row_op
     return cfg.sharding_types
 
 
-def _search(
-    tables: Sequence[Table],
-    row_optimizer: str,
-    types: Sequence[str],
-    devices: DeviceSet,
-    batch_size: int,
-    engine: Engine,
-    *,
-    whole: int = BOUNDLESS,
-    poolings: Mapping[str, Sequence[float]] = EVEN,
-) -> ShardingPlan:
-    """Raises MisfitError when nothing fits.
-
-    Tables of more than `whole` bytes are cut by rows, where that is allowed. `poolings`: mean bag lengths of a table's
-    features where they are not 1.
-    """
+def _search(case: Case, row_optimizer: str, devices: DeviceSet, whole: int = BOUNDLESS) -> ShardingPlan:
+    """Raises MisfitError when nothing fits on `devices`, which are those of `case`. `whole`: see `_planned`."""
     try:
-        return _planned(tables, row_optimizer, types, devices, batch_size, whole=whole, poolings=poolings)
+        return _planned(case, row_optimizer, devices, whole)
     except PlannerError as error:
-        case = _case(tables, row_optimizer, types, devices, batch_size, engine, poolings)
-        prices = TorchRecPrices(case.cluster, batch_size)
-        menu = make_menu(case.loads, case.cluster, prices.cuts, case.options)
+        menu = menu_of(replace(case, engine="torchrec"))
         raise MisfitError(case, menu, partial(_fits, row_optimizer)) from error
 
 
-def _planned(
-    tables: Sequence[Table],
-    row_optimizer: str,
-    types: Sequence[str],
-    devices: DeviceSet,
-    batch_size: int,
-    *,
-    whole: int = BOUNDLESS,
-    poolings: Mapping[str, Sequence[float]] = EVEN,
-) -> ShardingPlan:
+def _planned(case: Case, row_optimizer: str, devices: DeviceSet, whole: int = BOUNDLESS) -> ShardingPlan:
+    """TorchRec's answer. Tables of more than `whole` bytes are cut by rows, where that is allowed."""
+    tables, types = [load.table for load in case.loads], case.options.sharding_types
+    assert types is not None  # _case says which
     constraints = {
-        t.name: ParameterConstraints(
-            sharding_types=_cut(t, types, devices, whole),
-            pooling_factors=list(poolings.get(t.name, [1.0] * len(t.features))),
+        load.table.name: ParameterConstraints(
+            sharding_types=_cut(load.table, types, devices, whole), pooling_factors=list(load.poolings)
         )
-        for t in tables
+        for load in case.loads
     }
     planner = EmbeddingShardingPlanner(
         topology=_topology(devices),
-        batch_size=batch_size,
+        batch_size=case.batch_size,
         storage_reservation=FixedPercentageStorageReservation(0.0),  # DeviceSet.memory is what tables may take
         # the grid search tries 10,000 plans one by one: seconds for a gain the greedy proposers reach as well
         proposer=[GreedyProposer(), GreedyProposer(use_depth=False), UniformProposer()],
@@ -278,19 +251,14 @@ def _planned(
 
 
 def _case(
-    tables: Sequence[Table],
-    row_optimizer: str,
-    types: Sequence[str],
-    devices: DeviceSet,
-    batch_size: int,
-    engine: Engine,
-    poolings: Mapping[str, Sequence[float]],
+    tables: Sequence[Table], row_optimizer: str, types: Sequence[str], asked: Asked, batch_size: int, engine: Engine
 ) -> Case:
     """What was asked, as our own strategies are asked it."""
+    devices = asked.devices
     state = {"sgd": 0, "adagrad": FLOAT_BYTES, "rowwise_adagrad": 0}[row_optimizer]
     by_row = FLOAT_BYTES if row_optimizer == "rowwise_adagrad" else 0
     loads = tuple(
-        TableLoad(t, tuple(poolings.get(t.name, (1.0,) * len(t.features))), FLOAT_BYTES, by_row + state * t.dim)
+        TableLoad(t, tuple(asked.poolings.get(t.name, (1.0,) * len(t.features))), FLOAT_BYTES, by_row + state * t.dim)
         for t in tables
     )
     on_gpu = devices.kind == "cuda"
@@ -306,24 +274,20 @@ def _fits(row_optimizer: str, case: Case) -> bool:
     """Whether there is a plan; where asking TorchRec's planner would take minutes, there is none."""
     if case.strategy != TORCHREC:
         return fits(case)
-    cluster, tables = case.cluster, [load.table for load in case.loads]
+    cluster = case.cluster
     if too_many(case) or not fits(replace(case, strategy=OURS, engine="torchrec")):  # by the same prices
         return False
     devices = DeviceSet(
         *(cluster.kind, cluster.world_size, cluster.ranks_per_node, cluster.device_bytes),
         *(cluster.hbm_gb_s, cluster.intra_gb_s, cluster.inter_gb_s),
     )
-    poolings = {load.table.name: load.poolings for load in case.loads}
-    types = case.options.sharding_types if cluster.world_size > 1 else ("table_wise",)
+    if cluster.world_size == 1:
+        case = replace(case, options=replace(case.options, sharding_types=("table_wise",)))
     try:
-        _planned(tables, row_optimizer, types, devices, case.batch_size, poolings=poolings)
+        _planned(case, row_optimizer, devices)
     except (PlannerError, ConfigError):
         return False
     return True
-
-
-def _boundless(devices: DeviceSet) -> DeviceSet:
-    return replace(devices, memory=BOUNDLESS)
 
 
 def _cut(table: Table, types: Sequence[str], devices: DeviceSet, whole: int) -> list[str]:

@@ -48,7 +48,6 @@ def slot_bytes(
     index: str,
     *,
     held_back: bool = True,
-    directory: bool = False,
     audit: bool = False,
     thresholds: bool = False,
 ) -> int:

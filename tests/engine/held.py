@@ -1,12 +1,15 @@
 """What an engine holds, taken out as a checkpoint takes it, and put back."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hetrain.data.batch import Batch
 from hetrain.engine import Engine
+from tests.engine.store_cases import train
 
 
 def tables_of(engine: Engine) -> dict[str, Any]:
@@ -74,3 +77,33 @@ def same_rows(one: dict[str, Any], other: dict[str, Any]) -> bool:
         for name, pieces in one["tables"].items()
         for (a, _), (b, _) in zip(pieces, other["tables"][name], strict=True)
     )
+
+
+def gone_on(make: Callable[[], Engine], data: Sequence[Batch], cut: int) -> dict[str, Any]:
+    """Train, save after `cut` batches, load into an engine that was in use, go on; load without what is private."""
+    first, second = make(), make()
+    losses = train(first, iter(data[:cut]))
+    saved = save(first)
+    rest = train(first, iter(data[cut:]))
+    train(second, iter(data[3:]))
+    load(second, saved, exact=True)
+    again = train(second, iter(data[cut:]))
+    ends = [tables_of(first), tables_of(second)]
+    reports = [reproducible(first), reproducible(second)]
+    load(second, saved, exact=False)
+    return {
+        "losses": losses + rest,
+        "resumed": (rest, again),
+        "same": all(np.array_equal(value, ends[1][name]) for name, value in ends[0].items()),
+        "reports": reports,
+        "folded": same_rows(saved, save(second)),
+        "tables": ends[0],
+    }
+
+
+def check_gone_on(rank: dict[str, Any]) -> None:
+    """What `gone_on` found of a rank: bit for bit the same, and every row of it where what is private is folded in."""
+    assert rank["resumed"][0] == rank["resumed"][1]
+    assert rank["same"]
+    assert rank["reports"][0] == rank["reports"][1]
+    assert rank["folded"]

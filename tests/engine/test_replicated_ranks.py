@@ -10,7 +10,7 @@ import torch
 from hetrain.comms.dense_exchange import DenseComms
 from hetrain.planner.plan import Plan
 from hetrain.telemetry import Traffic
-from tests.engine.held import load, reproducible, same_rows, save, tables_of, whole_tables
+from tests.engine.held import check_gone_on, gone_on, tables_of, whole_tables
 from tests.engine.server_cases import make_side, server_plan, side_batches
 from tests.engine.store_cases import ROWS, STEPS, PlainTorch, batches, make_engine, make_plan, make_tables, train
 from tests.ranks import run_ranks
@@ -112,37 +112,16 @@ def test_gradients_of_replicas_travel_as_the_dense_part() -> None:
 
 
 def _side(rank: int, world_size: int, servers: int) -> Any:
-    """Train, save midway; load into an engine that was in use and go on. Then load without what is private."""
     plan = without(server_plan(make_tables((8, 4, 8)), world_size, servers))
     settings: dict[str, Any] = {"capacity": 60, "staleness": 3, "policy": "lfu", "audit_every": 3, "plan": plan}
     data = side_batches(rank, world_size, servers)
-    first, second = (make_side(rank, world_size, servers, **settings) for _ in range(2))
-    losses = train(first, iter(data[:CUT]))
-    saved = save(first)
-    rest = train(first, iter(data[CUT:]))
-    train(second, iter(data[3:]))
-    load(second, saved, exact=True)
-    again = train(second, iter(data[CUT:]))
-    ends = [tables_of(first), tables_of(second)]
-    reports = [reproducible(first), reproducible(second)]
-    load(second, saved, exact=False)
-    return {
-        "losses": losses + rest,
-        "resumed": (rest, again),
-        "same": all(np.array_equal(value, ends[1][name]) for name, value in ends[0].items()),
-        "reports": reports,
-        "folded": same_rows(saved, save(second)),
-        "tables": ends[0],
-    }
+    return gone_on(lambda: make_side(rank, world_size, servers, **settings), data, CUT)
 
 
 def test_resume_is_bit_for_bit_and_servers_hold_no_replicas() -> None:
     together, apart = run_ranks(2, _side, 0), run_ranks(3, _side, 1)
     for rank in (*together, *apart):
-        assert rank["resumed"][0] == rank["resumed"][1]
-        assert rank["same"]
-        assert rank["reports"][0] == rank["reports"][1]
-        assert rank["folded"]
+        check_gone_on(rank)
     for ours, theirs in zip(apart, together, strict=False):
         assert ours["losses"] == theirs["losses"]
         assert {name for name in ours["tables"] if "@" in name} == {

@@ -7,7 +7,7 @@ import pytest
 
 from hetrain import embedding
 from hetrain.telemetry import Traffic
-from tests.engine.held import load, reproducible, same_rows, save, tables_of, whole_tables
+from tests.engine.held import check_gone_on, gone_on, tables_of, whole_tables
 from tests.engine.server_cases import make_side, side_batches
 from tests.engine.store_cases import train
 from tests.handed_to_gloo import handed_to_gloo
@@ -104,31 +104,12 @@ def test_a_server_takes_what_is_pushed_in_several_rounds() -> None:
 
 
 def _resume(rank: int, world_size: int, servers: int, capacity: float) -> dict[str, Any]:
-    """Save midway; load into an engine that was in use and go on. Then load without what is private."""
     settings: dict[str, Any] = {"capacity": capacity, "staleness": 3, "policy": "lfu", "audit_every": 3}
     data = side_batches(rank, world_size, servers)
-    first, second = (make_side(rank, world_size, servers, **settings) for _ in range(2))
-    train(first, iter(data[:CUT]))
-    saved = save(first)
-    losses = train(first, iter(data[CUT:]))
-    train(second, iter(data[3:]))
-    load(second, saved, exact=True)
-    again = train(second, iter(data[CUT:]))
-    ends = [tables_of(first), tables_of(second)]
-    reports = [reproducible(first), reproducible(second)]
-    load(second, saved, exact=False)
-    return {
-        "losses": (losses, again),
-        "same": all(np.array_equal(value, ends[1][name]) for name, value in ends[0].items()),
-        "reports": reports,
-        "folded": same_rows(saved, save(second)),
-    }
+    return gone_on(lambda: make_side(rank, world_size, servers, **settings), data, CUT)
 
 
 @pytest.mark.parametrize("capacity", [0, 60])
 def test_resume_is_bit_for_bit(capacity: float) -> None:
     for rank in run_ranks(3, _resume, 1, capacity):
-        assert rank["losses"][0] == rank["losses"][1]
-        assert rank["same"]
-        assert rank["reports"][0] == rank["reports"][1]
-        assert rank["folded"]
+        check_gone_on(rank)
