@@ -9,7 +9,7 @@ from hetrain.errors import ConfigError
 from hetrain.planner.cluster import GIB
 from hetrain.planner.cut import Cut
 from hetrain.planner.menu import Menu
-from hetrain.planner.remedies import OURS, Case, Fits, Memory, Ways, gib_text, remedies
+from hetrain.planner.remedies import Case, Fits, Memory, Ways, gib_text, remedies
 
 
 class MisfitError(ConfigError):
@@ -65,7 +65,7 @@ def _text(case: Case, menu: Menu, fits: Fits, table: int, ways: Ways) -> str:
         f"that holds a part of it, in the cut that needs least, and all tables {_gib(mean)} GiB of the mean rank, "
         f"which has {_gib(memory.there)} GiB"
     )
-    if case.strategy != OURS and not memory.lacks(menu):
+    if not memory.lacks(menu):
         words += ". All of it would fit, but not in the places that this strategy gives"
     lack = Memory(bool(memory.counted[0]), bool(memory.counted[1]), max(need, mean), memory.there)
     return _numbered(words, remedies(case, lack, worst, fits, ways))

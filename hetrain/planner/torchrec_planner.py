@@ -229,7 +229,6 @@ def _search(case: Case, row_optimizer: str, devices: DeviceSet, whole: int = BOU
 def _planned(case: Case, row_optimizer: str, devices: DeviceSet, whole: int = BOUNDLESS) -> ShardingPlan:
     """TorchRec's answer. Tables of more than `whole` bytes are cut by rows, where that is allowed."""
     tables, types = [load.table for load in case.loads], case.options.sharding_types
-    assert types is not None  # _case says which
     constraints = {
         load.table.name: ParameterConstraints(
             sharding_types=_cut(load.table, types, devices, whole), pooling_factors=list(load.poolings)
