@@ -9,21 +9,15 @@ rank, is larger for every A, there is no such plan: T is a bound.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from hetrain.planner.menu import Menu, with_strips
-from hetrain.planner.packing import Asked, Mixture, Packing, allowed
+from hetrain.planner.packing import Packing, allowed
 
 TIGHT = 1e-3  # relative: how finely T and A are searched
 MOST_SPLITS = 400  # of the interval of A and of the cuts of single tables
-WIDEST, FINEST = 1 / 24, 1 / 400  # of the time: intervals of A that patterns are asked about
-NEAR = 2e-3  # relative: how near a plan need be to the bound that patterns find
-WORK = 200_000  # rows of linear programs and steps of knapsack problems, at most
-FOR_BOUND = 0.6  # of the work; the rest is for mixtures
 DEPTH = 3  # halvings of the cuts of single tables
-ABOVE = (1.003, 1.015)  # multiples of the bound that mixtures are wanted for
 
 
 @dataclass(frozen=True)
@@ -44,7 +38,7 @@ def lower_bound(menu: Menu) -> Bound:
     spent = np.where(menu.there, menu.largest * menu.ranks + menu.everywhere, np.inf)
     low, reason, step = max(packing.price(spent).value, 1e-9), packing.shares[0][0], 0.01
     if why := _impossible(packing, _most(menu)):  # time is no matter there
-        return Bound(float("inf"), why + _binding(packing, _most(menu)), False)
+        return Bound(float("inf"), why + binding(packing, _most(menu)), False)
     high = low * (1 + step)
     while why := _impossible(packing, high):
         step *= 2
@@ -55,7 +49,7 @@ def lower_bound(menu: Menu) -> Bound:
             low, reason = middle, why
         else:
             high = middle
-    return Bound(low, reason + _binding(packing, low), True)
+    return Bound(low, reason + binding(packing, low), True)
 
 
 def _most(menu: Menu) -> float:
@@ -64,36 +58,12 @@ def _most(menu: Menu) -> float:
     return 2 * float(menu.copies @ np.where(menu.there, on_one, 0.0).max(1)) + 1e-9
 
 
-def tightened(menu: Menu, bound: Bound, slowest: float, work: int = WORK) -> tuple[Bound, list[Mixture]]:
-    """A larger bound, if patterns find one below `slowest` ms, and mixtures of cuts that fit a little above it.
-
-    `work` bounds the rows of linear programs and the steps of knapsack problems; part of it goes to the mixtures.
-    """
-    packing, asked = Packing(with_strips(menu)), Asked(left=int(work * FOR_BOUND))
-    low, high, reason = bound.ms, slowest, bound.reason
-    while high - low > NEAR * high and asked.left > 0:
-        middle = (low + high) / 2
-        if why := _impossible(packing, middle, asked):
-            low, reason = middle, why + _binding(packing, middle)
-        else:
-            high = middle
-    asked.left += int(work * (1 - FOR_BOUND))
-    for above in ABOVE:
-        edges = np.linspace(packing.least_everywhere, low * above, int(1 / WIDEST) * 2 + 1)
-        for least, most in pairwise(edges):
-            if asked.left > 0 and not packing.refuted(low * above, least, most):
-                packing.refuted_by_patterns(low * above, least, most, asked)
-    return Bound(low, reason, True), asked.mixtures
-
-
-def _impossible(packing: Packing, slowest: float, asked: Asked | None = None) -> str:
+def _impossible(packing: Packing, slowest: float) -> str:
     """Why no plan has a slowest rank of `slowest` ms, or empty.
 
-    What is not refuted is halved: the cuts of a table that the relaxed problem mixes, else the interval of A. With
-    `asked` patterns are asked before an interval of A is halved.
+    What is not refuted is halved: the cuts of a table that the relaxed problem mixes, else the interval of A.
     """
     reason = ""
-    finest = TIGHT if asked is None else FINEST
     waiting = [(packing.least_everywhere, slowest, packing, 0)]
     for _ in range(MOST_SPLITS):
         low, high, these, depth = waiting.pop()
@@ -103,11 +73,7 @@ def _impossible(packing: Packing, slowest: float, asked: Asked | None = None) ->
             reason = reason or why
         elif depth < DEPTH and (halves := these.halves(slowest, low, high)):
             waiting += [(low, high, half, depth + 1) for half in halves]
-        elif (
-            asked is not None and high - low < WIDEST * slowest and these.refuted_by_patterns(slowest, low, high, asked)
-        ):
-            reason = "no patterns of parts fill the ranks"
-        elif high - low < finest * slowest or (asked is not None and asked.left <= 0):
+        elif high - low < TIGHT * slowest:
             return ""
         else:
             middle = (low + high) / 2
@@ -117,7 +83,8 @@ def _impossible(packing: Packing, slowest: float, asked: Asked | None = None) ->
     return ""
 
 
-def _binding(packing: Packing, slowest: float) -> str:
+def binding(packing: Packing, slowest: float) -> str:
+    """Of which memory there is not enough for the cuts that would be fastest, in words, or empty."""
     prices = packing.prices(slowest)
     tight = [name for name, price in zip(("devices", "hosts"), prices, strict=True) if price > 0]
     return f", within the memory of the {' and '.join(tight)}" if tight else ""

@@ -12,8 +12,9 @@ from hetrain.planner.choose import choose
 from hetrain.planner.guided import guided
 from hetrain.planner.insert import ALIGNED, LOOSE, SNUG
 from hetrain.planner.menu import MANY, Menu
-from hetrain.planner.packing import Mixture, Packing, mean
+from hetrain.planner.packing import Packing, mean
 from hetrain.planner.place import Layout, place
+from hetrain.planner.tighten import Mixture
 from hetrain.planner.worth import Worth
 
 CHUNKS = (1.0, 0.4, 0.25)  # most of a rank's memory that a part may take, where its table allows it
@@ -120,7 +121,7 @@ def built(menu: Menu, allowed: Sequence[Worth], ms: float) -> Iterator[tuple[Lay
 
 
 def of_mixtures(menu: Menu, spent: Worth, mixtures: list[Mixture]) -> Iterator[Layout]:
-    """Layouts of the mixtures of cuts that patterns end with, those for the fastest ranks first."""
+    """Layouts of the mixtures of cuts that just escape the bound, those for the fastest ranks first."""
     wanted = sorted(mixtures, key=lambda mixture: mixture.ms)[: FEW_MIXTURES if len(menu.loads) > LARGE else MIXTURES]
     for mixture in wanted:
         for beyond in TARGETS[:2]:

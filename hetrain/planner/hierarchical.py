@@ -5,25 +5,26 @@ from itertools import cycle, zip_longest
 
 import numpy as np
 
-from hetrain.planner.bound import Bound, lower_bound, tightened
+from hetrain.planner.bound import Bound, lower_bound
 from hetrain.planner.candidates import FEW, LARGE, built, chosen, largest_first, of_mixtures, shared, size_of
 from hetrain.planner.improve import improve
 from hetrain.planner.menu import Menu, with_strips
 from hetrain.planner.packing import Packing, mean
 from hetrain.planner.place import Layout
 from hetrain.planner.ruin import TEMPERS, Rebuilder
+from hetrain.planner.tighten import tightened
 from hetrain.planner.worth import Worth, worth
 
 GOOD = 1.002  # of the bound: the search stops
 NEAR_ENOUGH = 1.01  # of the bound: it is not asked for more
-WORK, LESS_WORK = 200_000, 50_000  # of asking patterns: large parts, which they are for, are few of many tables
+WORK = 150_000  # of making the bound larger
 IMPROVED = 5  # layouts that the local search works on
 ROUNDS, MOST_ROUNDS = 3, 3000  # of rebuilding, for each pair of tables and at most
 EFFORT = 30_000  # tables put in, roughly, in rebuilding
 
 
-def search(menu: Menu) -> tuple[Layout | None, Bound]:
-    """The best layout found, None where no placing succeeds, and the bound on all of them."""
+def search(menu: Menu, effort: float = 1.0) -> tuple[Layout | None, Bound]:
+    """The best layout found, None where no placing succeeds, and the bound on all of them; `effort` times the work."""
     bound = lower_bound(menu)
     if not bound.feasible:
         return None, bound
@@ -37,9 +38,9 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     mixed: list[tuple[Layout, Worth]] = []
     slowest = min((layout.slowest for layout, _ in (*tried, *even)), default=0.0)
     if slowest > bound.ms * NEAR_ENOUGH:
-        bound, mixtures = tightened(menu, bound, slowest, WORK if len(menu.loads) <= FEW else LESS_WORK)
+        bound, mixtures = tightened(menu, bound, slowest, int(WORK * effort))
         mixed = [(layout, spent) for layout in of_mixtures(menu, spent, mixtures)]
-    return _improved(menu, (tried, even, mixed), bound.ms), bound
+    return _improved(menu, (tried, even, mixed), bound.ms, effort), bound
 
 
 def fits(menu: Menu) -> bool:
@@ -63,7 +64,9 @@ def _relaxed(menu: Menu, bound: Bound) -> tuple[Packing, Worth]:
     return packing, worth(menu, packing.pack(mean, ms, packing.least_everywhere, ms), bound.ms)
 
 
-def _improved(menu: Menu, tried: Sequence[list[tuple[Layout, Worth]]], ms: float) -> Layout | None:
+def _improved(
+    menu: Menu, tried: Sequence[list[tuple[Layout, Worth]]], ms: float, effort: float
+) -> Layout | None:
     """The best of the most promising layouts of each origin, rebuilt until near `ms`; None: there are none."""
     most = ms * GOOD
     sorts = [sorted(ways, key=lambda way: _promise(way[0])) for ways in tried]
@@ -74,8 +77,8 @@ def _improved(menu: Menu, tried: Sequence[list[tuple[Layout, Worth]]], ms: float
         found, count, tempers = sorted(found, key=lambda way: _promise(way[0])), 1, [TEMPERS[-1]]
     many = len(menu.loads)
     each = 5 + many / menu.cluster.world_size  # tables that a round puts in, roughly
-    effort = EFFORT * many / size_of(menu) / each / (1 if many <= FEW else count)
-    rounds = int(min(ROUNDS * many**2, MOST_ROUNDS, effort))
+    most_work = EFFORT * many / size_of(menu) / each / (1 if many <= FEW else count)
+    rounds = int(effort * min(ROUNDS * many**2, MOST_ROUNDS, most_work))
     best = min((layout for layout, _ in found), key=lambda layout: layout.slowest, default=None)
     if best is None:
         return None

@@ -5,36 +5,17 @@ least sum over all parts, within limits on the sums of what all ranks do and of 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetrain.planner.arrays import Floats
 from hetrain.planner.menu import MANY, Menu
-from hetrain.planner.patterns import Patterns
 from hetrain.planner.relax import Limit, Relaxed, relax
-from hetrain.planner.ways import Way
 
 MIXED = 2e-3  # of all time: differences between the cuts of a single table that are worth telling them apart
 Share = Callable[[Floats], Floats]
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Tables in each way to cut them, as they fill ranks of `ms` but for fractions."""
-
-    ms: float
-    ways: list[Way]
-    tables: Floats  # [ways]
-
-
-@dataclass
-class Asked:
-    """What was asked of patterns: the work that may still be done, and the mixtures where nothing was refuted."""
-
-    left: int  # rows of linear programs and steps of knapsack problems
-    mixtures: list[Mixture] = field(default_factory=list)
 
 
 def mean(x: Floats) -> Floats:
@@ -79,7 +60,6 @@ class Packing:
         cluster = menu.cluster
         self.memory = (Limit(menu.hbm, float(cluster.hbm_bytes)), Limit(menu.ddr, float(cluster.ddr_bytes)))
         self.least_everywhere = float(menu.copies @ allowed(menu.everywhere, menu).min(1))
-        self._patterns: Patterns | None = None
         self.shares = list(shares())[: 1 if len(menu.cuts) > MANY else None]
 
     def pack(self, share: Share, slowest: float, low: float, high: float) -> Relaxed:
@@ -94,17 +74,6 @@ class Packing:
     def price(self, values: Floats) -> Relaxed:
         """The least sum of `values` [C, O] within the memory of the mean rank."""
         return relax(values, self.memory, self.menu.copies)
-
-    def refuted_by_patterns(self, slowest: float, low: float, high: float, asked: Asked) -> bool:
-        """The same question, of the configuration linear program; notes in `asked` what it took and found."""
-        if self._patterns is None:
-            self._patterns = Patterns(self.menu, memory=any(self.prices(slowest)))
-        before = self._patterns.work
-        refuted = self._patterns.refutes(slowest, low, high)
-        asked.left -= self._patterns.work - before
-        if not refuted:
-            asked.mixtures.append(Mixture(slowest, self._patterns.ways, self._patterns.mixture))
-        return refuted
 
     def prices(self, slowest: float) -> tuple[float, ...]:
         """Of device and host memory, in ranks of `slowest` ms."""
