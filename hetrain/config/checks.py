@@ -58,7 +58,7 @@ def check(
     for text in (text for part in parts for text in part(cfg)):
         key = text.partition("=")[0]
         found.append(text + comes_from(key, origin(key), idle.pop(key, None)))  # one finding per key
-    found += [setting.told(origin(setting.key)) for setting in idle.values()]
+    found += [setting.told(None if setting.word else origin(setting.key)) for setting in idle.values()]
     if len(found) == 1:
         raise ConfigError(found[0])
     if found:

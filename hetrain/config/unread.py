@@ -21,7 +21,7 @@ ABSENT = "nothing"  # the default of a key that not every config has
 class Unread:
     """A setting that nothing reads in this config; `why`: where that is, `instead`: what to do to have it read.
 
-    word: what the command line calls the key, where that is a group.
+    word: what the command line calls the key, where it says it: itself, or a group.
     """
 
     key: str
@@ -113,4 +113,6 @@ def shown(value: Any) -> str:
     """As it is written on the command line."""
     if isinstance(value, bool) or value is None:
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{','.join(map(shown, value))}]"
     return f"{value:g}" if isinstance(value, float) else str(value)

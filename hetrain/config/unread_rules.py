@@ -117,7 +117,8 @@ def _nproc(cfg: RunConfig, verb: str) -> Words | None:
     ranks = cfg.cluster.gpus_per_node
     if verb != "plan" or ranks is None:
         return None
-    return f"as cluster.gpus_per_node={ranks} says how many ranks a machine has", f"Set cluster.gpus_per_node={ranks}"
+    why = f"as cluster.gpus_per_node={ranks} says how many ranks a machine has"
+    return why, f"Set cluster.gpus_per_node={cfg.launch.nproc}"
 
 
 def _keeps_nothing(cfg: RunConfig) -> bool:
