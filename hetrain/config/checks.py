@@ -40,13 +40,13 @@ def check(
     cfg: RunConfig,
     *,
     strict: bool = False,
-    verb: str = "train",
+    verb: str = "",
     typed: Mapping[str, Any] | None = None,
     origin: Callable[[str], str | None] = lambda key: None,
 ) -> None:
     """Raise ConfigError when `cfg` cannot run.
 
-    strict: settings without effect in `verb` are refused as well; `typed`: those of the command line.
+    strict: settings without effect in `verb` ("": in any) are refused as well; `typed`: those of the command line.
     origin: which file, in the words that chose it, a key has its value from; None: the command line, or a default.
     """
     parts = (

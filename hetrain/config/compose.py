@@ -105,13 +105,11 @@ def expand(arguments: Sequence[str]) -> list[list[str]]:
     return jobs
 
 
-def compose(
-    arguments: Sequence[str], folders: Sequence[Path], base: Path | None = None, verb: str = "train"
-) -> RunConfig:
+def compose(arguments: Sequence[str], folders: Sequence[Path], base: Path | None = None, verb: str = "") -> RunConfig:
     """The checked config of one run.
 
     base: a run's saved config.yaml to start from in place of ours; groups named on the command line are laid over it.
-    verb: what the config is for.
+    verb: what the config is for; "": any.
     Raises ConfigError naming the key, what was expected and what is allowed; a setting without effect is refused too,
     unless it may be one of `base`.
     """
@@ -123,12 +121,12 @@ def compose(
 
 
 def compose_passing_over(
-    arguments: Sequence[str], folders: Sequence[Path], keys: Collection[str]
+    arguments: Sequence[str], folders: Sequence[Path], keys: Collection[str], verb: str = ""
 ) -> tuple[RunConfig, list[Unread]]:
     """As `compose`, with those of `keys` that would have no effect at their defaults, and what they were set to."""
     said = typed(arguments)
-    cfg, passed = passing_over(_composed(arguments, folders), keys, said)
-    check(cfg, strict=True, typed=said, origin=Origins(said, _lines(arguments, folders), folders))
+    cfg, passed = passing_over(_composed(arguments, folders), keys, verb, said)
+    check(cfg, strict=True, verb=verb, typed=said, origin=Origins(said, _lines(arguments, folders), folders))
     return cfg, passed
 
 

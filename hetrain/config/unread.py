@@ -49,8 +49,11 @@ class Unread:
         return f"{self.word or self.key}={shown(self.value)}"
 
 
-def unread(cfg: RunConfig, verb: str = "train", typed: Mapping[str, Any] | None = None) -> list[Unread]:
-    """The settings of `cfg` that have no effect in `verb`. `typed`: the keys and groups of the command line, values."""
+def unread(cfg: RunConfig, verb: str = "", typed: Mapping[str, Any] | None = None) -> list[Unread]:
+    """The settings of `cfg` that have no effect.
+
+    verb: what the config is for; "": what no verb reads. typed: the keys and groups of the command line with their values.
+    """
     words = {GROUP_KEYS.get(key, key): key for key in typed or {}}
     found: dict[str, Unread] = {}
     for rule in RULES:
@@ -67,16 +70,16 @@ def unread(cfg: RunConfig, verb: str = "train", typed: Mapping[str, Any] | None 
     return list(found.values())
 
 
-def keys_read(cfg: RunConfig, verb: str = "train") -> set[str]:
+def keys_read(cfg: RunConfig, verb: str = "") -> set[str]:
     """Of the keys that some configs do not read, those that `cfg` does."""
     return set(RULED) - {key for rule in RULES if rule.unread(cfg, verb) is not None for key in rule.keys}
 
 
 def passing_over(
-    cfg: RunConfig, keys: Collection[str], typed: Mapping[str, Any] | None = None
+    cfg: RunConfig, keys: Collection[str], verb: str = "", typed: Mapping[str, Any] | None = None
 ) -> tuple[RunConfig, list[Unread]]:
     """`cfg` with those of `keys` that it does not read at their defaults, and what they were set to."""
-    passed = [setting for setting in unread(cfg, typed=typed) if setting.key in keys]
+    passed = [setting for setting in unread(cfg, verb, typed) if setting.key in keys]
     cleared = deepcopy(cfg)
     for setting in passed:
         _clear(cleared, setting)

@@ -51,7 +51,7 @@ PLANNED = "with planner.plan, which has decided", "Make another plan with it (`h
 
 @dataclass(frozen=True)
 class Rule:
-    """Keys, and the words for a config and a verb that do not read them; None: they are read.
+    """Keys, and the words for a config and a verb ("": any) that do not read them; None: they are read.
 
     typed: counts where the command line says it. A file may: what it describes is there for other verbs too.
     """
@@ -93,7 +93,7 @@ def _when(met: Callable[[RunConfig], bool], why: str, instead: str = "", verbs: 
 
 
 def _from_raw(cfg: RunConfig, verb: str) -> Words | None:
-    if verb == "prepare":
+    if verb in ("", "prepare"):
         return None
     return f"with `hetrain {verb}`, which takes data as they were prepared", "Give it to `hetrain prepare`"
 
