@@ -36,7 +36,7 @@ def check_evaluated(verb: str, words: Sequence[str], saved: RunConfig, cfg: RunC
     """
     mine, theirs = flatten(asdict(saved)), flatten(asdict(cfg))
     for key, value in typed(words).items():
-        if key in GROUPS_TAKEN or _taken(key) or key == "model._target_":  # a class may have moved
+        if key in GROUPS_TAKEN or takes(key) or key == "model._target_":  # a class may have moved
             continue
         below = f"{key}."
         changed = [k for k in theirs if (k == key or k.startswith(below)) and theirs[k] != mine.get(k)]
@@ -44,7 +44,8 @@ def check_evaluated(verb: str, words: Sequence[str], saved: RunConfig, cfg: RunC
             raise ConfigError(f"{key}={value}: {_why(verb, key, changed, mine, file)} Leave it out.")
 
 
-def _taken(key: str) -> bool:
+def takes(key: str) -> bool:
+    """Whether `eval` and `predict` read `key` from their command line."""
     return key not in NOT_TAKEN and any(key == taken or key.startswith(f"{taken}.") for taken in TAKEN)
 
 

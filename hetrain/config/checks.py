@@ -159,6 +159,7 @@ def _optimizer(cfg: RunConfig) -> Iterator[str]:
         yield finding("optimizer.schedule.final", schedule.final, "a factor between 0 and 1")
 
 
+ZERO = "With 0 a changed row is sent and fetched again before its next read."
 GIVEN = "The plan that is given decides; leave it out, or make another plan with it (hetrain plan)."
 OURS = "It belongs to the others, such as planner=hierarchical."
 
@@ -237,8 +238,8 @@ def _consistency(cfg: RunConfig) -> Iterator[str]:
         yield finding(
             "consistency.staleness",
             mode.staleness,
-            "a whole number of updates, at least 0, or inf",
-            "With 0 a changed row is sent and fetched again before its next read.",
+            f"a whole number of {'steps' if mode.mode == 'ssp' else 'updates'}, at least 0, or inf",
+            "With 0 nobody leads." if mode.mode == "ssp" else ZERO,
         )
     yield from one_of("consistency.clock", mode.clock, ("max", "sum"))
     yield from one_of("consistency.validation", mode.validation, ("directory", "clock"))

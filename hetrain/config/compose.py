@@ -126,6 +126,7 @@ def compose_passing_over(
     """As `compose`, with those of `keys` that would have no effect at their defaults, and what they were set to."""
     said = typed(arguments)
     cfg, passed = passing_over(_composed(arguments, folders), keys, verb, said)
+    said = {key: value for key, value in said.items() if key not in {setting.word for setting in passed}}
     check(cfg, strict=True, verb=verb, typed=said, origin=Origins(said, _lines(arguments, folders), folders))
     return cfg, passed
 

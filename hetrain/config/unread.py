@@ -52,7 +52,7 @@ class Unread:
 def unread(cfg: RunConfig, verb: str = "", typed: Mapping[str, Any] | None = None) -> list[Unread]:
     """The settings of `cfg` that have no effect.
 
-    verb: what the config is for; "": what no verb reads. typed: the keys and groups of the command line with their values.
+    verb: what the config is for; "": any. typed: the keys and groups of the command line with their values.
     """
     words = {GROUP_KEYS.get(key, key): key for key in typed or {}}
     found: dict[str, Unread] = {}
