@@ -113,6 +113,40 @@ def _of_machines(cfg: RunConfig, verb: str) -> Words | None:
     return None
 
 
+def _only_types(*types: str) -> Callable[[RunConfig, str], Words | None]:
+    """For a threshold whose sharding types nobody allows: it would say nothing."""
+
+    def unread(cfg: RunConfig, verb: str) -> Words | None:
+        allowed = cfg.planner.sharding_types
+        if allowed is None or set(types) & set(allowed):
+            return None
+        return f"as planner.sharding_types has no {either(types)}", f"Add {either(types)}"
+
+    return unread
+
+
+def _by_columns(cfg: RunConfig, verb: str) -> Words | None:
+    if cfg.consistency.mode != "bsp":
+        return "as a store keeps whole rows", "Take consistency=bsp"
+    if cfg.optimizer.rows.name == "rowwise_adagrad":
+        where = "with optimizer.rows.name=rowwise_adagrad, whose tables are not cut by columns"
+        return where, "Take optimizer=adagrad or sgd"
+    return _only_types("column_wise", "table_column_wise", "grid_shard")(cfg, verb)
+
+
+def _inter(cfg: RunConfig, verb: str) -> Words | None:
+    """TorchRec prices tables that all hold with it on one machine too; the store's exchange has no use for it there."""
+    if verb != "plan" or cfg.consistency.mode == "bsp" or cfg.cluster.servers or (cfg.cluster.nodes or 1) > 1:
+        return None
+    return "with one machine", "Set cluster.nodes"
+
+
+def _intra(cfg: RunConfig, verb: str) -> Words | None:
+    if verb != "plan" or cfg.cluster.gpus_per_node != 1:
+        return None
+    return "with cluster.gpus_per_node=1", "Set cluster.gpus_per_node above 1"
+
+
 def _nproc(cfg: RunConfig, verb: str) -> Words | None:
     ranks = cfg.cluster.gpus_per_node
     if verb != "plan" or ranks is None:
@@ -184,6 +218,13 @@ RULES = (
         ("optimizer.rows.eps",),
         _when(lambda cfg: cfg.optimizer.rows.name == "sgd", "with optimizer.rows.name=sgd, which has none"),
     ),
+    Rule(("planner.column_slice_threshold",), _by_columns),
+    Rule(("planner.row_slice_threshold",), _only_types("row_wise", "table_row_wise", "grid_shard")),
+    Rule(("planner.data_parallel_threshold",), _only_types("data_parallel")),
+    Rule(
+        ("planner.tiers",),
+        _when(lambda cfg: cfg.consistency.mode != "bsp", "as a store keeps rows in the memory of hosts"),
+    ),
     Rule(
         ("planner.memory_gib", "planner.tiers"),
         _when(lambda cfg: cfg.planner.plan is not None, *PLANNED),
@@ -224,6 +265,8 @@ RULES = (
     ),
     Rule(("cluster", *(f"cluster.{key}" for key in MACHINES)), _of_machines, typed=True),
     Rule(("cluster.latency_us",), _when(lambda cfg: True, "as no price of a plan has it"), typed=True),
+    Rule(("cluster.inter_gb_s",), _inter, typed=True),
+    Rule(("cluster.intra_gb_s",), _intra, typed=True),
     Rule(("launch.nproc",), _nproc, typed=True),
     Rule(
         ("launch.slow_random.factor",),

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hetrain.cli import sweep
-from hetrain.config import RunConfig
+from hetrain.config import ConstraintConfig, RunConfig
 from hetrain.config.checks import check
 from hetrain.config.compose import compose, config_folders, from_yaml, to_yaml
 from hetrain.config.schema_keys import is_section, schema_keys
@@ -123,8 +123,7 @@ READ_BY_ALL = {
     *("seed", "name", "runs", "data.name", "data.shuffle", "data.prefetch", "plan.tables", "store.index"),
     *("optimizer.dense.name", "optimizer.dense.lr", "optimizer.dense.weight_decay"),
     *("optimizer.rows.name", "optimizer.rows.lr", "optimizer.schedule.warmup_steps", "optimizer.schedule.decay"),
-    *("planner.plan", "planner.constraints"),  # these and the thresholds have findings of their own in checks.py
-    *(f"planner.{key}_threshold" for key in ("data_parallel", "column_slice", "row_slice")),
+    *("planner.plan", "planner.constraints"),  # whose rules have findings of their own in planner_checks.py
     *("consistency.mode", "comms.rows", "comms.pooled_forward", "comms.pooled_backward", "comms.dense"),
     *("cluster.servers", "cluster.nodes", "cluster.gpus_per_node", "store.init_bound"),
     *("launch.device", "launch.threads", "launch.timeout_s", "launch.max_restarts", "launch.slow_ranks"),
@@ -142,6 +141,7 @@ def test_every_key_is_read_by_all_or_has_a_rule() -> None:
 READING = (  # of the words below, those that are read
     *("data=", "data.shuffle=", "model=", "planner.plan=", "plan.tables=", "consistency=", "consistency.prefetch="),
     *("consistency.cache.capacity=", "optimizer.rows.name=", "optimizer.dense.name=", "cluster.device=cpu"),
+    *("planner.sharding_types=null", "planner.sharding_types=[table"),
     *("cluster.gpus_per_node=", "comms.rows=", "comms.dense="),
 )
 
@@ -193,6 +193,16 @@ def idle(plain: RunConfig, verb: str, *words: str) -> list[str]:
         ("train", "comms.dense=null", "consistency=het comms=int8 comms.rows=bf16 comms.dense=none"),
         ("plan", "cluster.device=cuda", "cluster.device=cpu cluster.hbm_gib=80 cluster.hbm_gb_s=900"),
         ("plan", "plan.tables=null", "plan.tables=merlin_tiny model.embedding_dim=8 data.path=there"),
+        ("plan", "cluster.nodes=2", "consistency=het cluster.inter_gb_s=9"),
+        ("plan", "cluster.gpus_per_node=2", "cluster.gpus_per_node=1 cluster.intra_gb_s=9"),
+        ("plan", "planner.sharding_types=null", "planner.sharding_types=[table_wise] planner.row_slice_threshold=9"),
+        (
+            "plan",
+            "planner.sharding_types=null",
+            "planner.sharding_types=[table_wise] planner.data_parallel_threshold=9",
+        ),
+        ("plan", "optimizer.rows.name=sgd", "planner.sharding_types=null planner.column_slice_threshold=9"),
+        ("plan", "consistency=bsp", "consistency=het planner.tiers=[hbm]"),
         ("plan", "cluster.gpus_per_node=null", "cluster.gpus_per_node=4 launch.nproc=2"),
     ],
 )
@@ -280,3 +290,21 @@ def test_a_value_that_an_experiment_sets_is_said_to_come_from_there(tmp_path: Pa
     (tmp_path / "optimizer" / "mine.yaml").write_text("rows: {lr: -1.0}\n")
     with pytest.raises(ConfigError, match=r"lr=-1.0: expected .* optimizer=mine sets it; optimizer.rows.lr=VALUE"):
         compose(["optimizer=mine"], config_folders(str(tmp_path)))
+
+
+def test_rules_of_tables_that_the_engine_has_no_use_for(plain: RunConfig) -> None:
+    cfg = deepcopy(plain)
+    cfg.planner.name, cfg.planner.constraints = "hierarchical", {"C1": ConstraintConfig(tiers=["ddr"], columns=8)}
+    check(cfg)
+    with pytest.raises(ConfigError) as error:
+        check(cfg, strict=True)
+    assert str(error.value).startswith(
+        "planner.constraints.C1.columns=8: expected null with optimizer.rows.name=rowwise_adagrad, whose tables are not"
+    )
+    cfg.optimizer.rows.name = "adagrad"
+    check(cfg, strict=True)
+    cfg.consistency.mode = "het"
+    with pytest.raises(ConfigError) as error:
+        check(cfg, strict=True)
+    assert "planner.constraints.C1.tiers=['ddr']: expected none with consistency.mode=het" in str(error.value)
+    assert "planner.constraints.C1.columns=8: expected null with consistency.mode=het" in str(error.value)
