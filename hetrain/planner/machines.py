@@ -127,7 +127,7 @@ def check_replaceable(file: Path, device: str, nodes: int, ranks_per_node: int) 
         raise ConfigError(f"{file}: is there and is no profile of hetrain ({error!r}). {other}") from error
     if there != (device, nodes, ranks_per_node):
         raise ConfigError(
-            f"{file}: holds what {_ranks_in_words(*there)} measured, and these are "
+            f"{file}: holds what {_ranks_in_words(*there)} measured, and this run has "
             f"{_ranks_in_words(device, nodes, ranks_per_node)}. {other}"
         )
     if host != platform.node():

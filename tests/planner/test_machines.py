@@ -121,9 +121,9 @@ def test_a_profile_of_others_is_not_written_over(tmp_path: Path) -> None:
         file.write_text(json.dumps(held))
         check_replaceable(file, "cpu", 1, 2)
     for shape, words in (
-        (("cpu", 1, 1), "2 cpu ranks measured, and these are 1 cpu rank"),
-        (("cuda", 1, 2), "2 cpu ranks measured, and these are 2 cuda ranks"),
-        (("cpu", 2, 2), "2 cpu ranks measured, and these are 2 machines of 2 cpu ranks"),
+        (("cpu", 1, 1), "2 cpu ranks measured, and this run has 1 cpu rank"),
+        (("cuda", 1, 2), "2 cpu ranks measured, and this run has 2 cuda ranks"),
+        (("cpu", 2, 2), "2 cpu ranks measured, and this run has 2 machines of 2 cpu ranks"),
     ):
         with pytest.raises(ConfigError, match=rf"p\.json: holds what {words}\. Name another file"):
             check_replaceable(file, *shape)
