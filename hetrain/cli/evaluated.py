@@ -8,6 +8,7 @@ from typing import Any
 from hetrain.config import RunConfig
 from hetrain.config.compose import GROUPS, chosen_experiment, typed
 from hetrain.config.schema_keys import flatten
+from hetrain.config.unread import shown
 from hetrain.errors import ConfigError
 
 TAKEN = (
@@ -41,7 +42,7 @@ def check_evaluated(verb: str, words: Sequence[str], saved: RunConfig, cfg: RunC
         below = f"{key}."
         changed = [k for k in theirs if (k == key or k.startswith(below)) and theirs[k] != mine.get(k)]
         if changed:
-            raise ConfigError(f"{key}={value}: {_why(verb, key, changed, mine, file)} Leave it out.")
+            raise ConfigError(f"{key}={shown(value)}: {_why(verb, key, changed, mine, file)} Leave it out.")
 
 
 def takes(key: str) -> bool:
@@ -56,5 +57,5 @@ def _why(verb: str, key: str, changed: Sequence[str], mine: dict[str, Any], file
     if key.partition(".")[0] != "model":
         return f"{verb} does not read it, as it trains nothing: what the run had is in {file}."
     own = mine["model._target_"] if "model._target_" in changed else None
-    own = own or ", ".join(f"{k}={mine.get(k, 'none')}" for k in changed)
+    own = own or ", ".join(f"{k}={shown(mine.get(k))}" for k in changed)
     return f"expected the model of the run, whose weights these are ({own} in {file})."

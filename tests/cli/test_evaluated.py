@@ -34,10 +34,11 @@ IDLE = "eval does not read it, as it trains nothing: what the run had is in RUN/
     ("word", "says"),
     [
         ("model=dlrm", f"{OWN} (hetrain.models.WDL in RUN/config.yaml). Leave it out."),
-        ("model.hidden=[16]", f"{OWN} (model.hidden=[256, 256, 256] in RUN/config.yaml). Leave it out."),
+        ("model.hidden=[16]", f"{OWN} (model.hidden=[256,256,256] in RUN/config.yaml). Leave it out."),
         ("model.embedding_dim=32", f"{OWN} (model.embedding_dim=16 in RUN/config.yaml). Leave it out."),
         ("optimizer=sgd", IDLE),
         ("seed=7", IDLE),
+        ("data.shuffle=false", IDLE),
         ("planner.plan=there", IDLE),
         ("train.batch_size=7", "eval does not read it, but train.eval_batch_size. Leave it out."),
     ],
