@@ -288,7 +288,7 @@ def _worker_group(cfg: RunConfig, ranks: Ranks, device: torch.device) -> dist.Pr
 def _data(cfg: RunConfig) -> DatasetSchema:
     """The data to train on, which nobody replaces from now on; the sample is made when it is not there."""
     if cfg.data.name == "sample":
-        ensure_sample(cfg.data, keep=True)
+        ensure_sample(cfg.data, keep=True, say=partial(print, flush=True))
     return _read_data(cfg)
 
 

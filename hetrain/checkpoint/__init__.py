@@ -200,7 +200,7 @@ def _fill_dense(state: EngineState, saved: dict[str, Any], path: Path) -> None:
             shape = "is missing" if found is None else f"is {list(found.shape)}"
             raise CheckpointError(
                 f"parameter {name!r} {shape} in {path} and {list(value.shape)} in this run; "
-                "model.* must be that of the checkpoint (its run folder's config.yaml)."
+                "data.path (its columns) and model.* must be as in config.yaml of the checkpoint's run folder."
             )
         with torch.no_grad():
             value.copy_(found)

@@ -253,5 +253,5 @@ def _check_fits(rows: list[_Rows], sizes: dict[str, list[int]], saved: Metadata,
         if found.size != expected:
             raise CheckpointError(
                 f"{part} of table {table!r} is {list(found.size)} in {folder} and {list(expected)} in this run; "
-                "the data set, model.embedding_dim and optimizer.rows.name must be those of the checkpoint."
+                "data.path (its columns), model.embedding_dim and optimizer.rows.name must be those of the checkpoint."
             )

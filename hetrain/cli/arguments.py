@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hetrain.errors import ConfigError
 
 VERBS = ("train", "eval", "predict", "prepare", "stats", "plan", "doctor")
+OF_CONFIGS = ("--keys", "--cfg job", "--config-dir DIR")  # options of every verb that has a config
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Arguments:
 def read(argv: Sequence[str]) -> Arguments:
     """Take the command line apart; ConfigError for what cannot be read."""
     found = Arguments()
-    rest = list(argv)
+    rest, unknown = list(argv), ""
     while rest:
         word = rest.pop(0)
         if word in ("--help", "-h"):
@@ -47,16 +48,21 @@ def read(argv: Sequence[str]) -> Arguments:
             print(__version__)
             sys.exit(0)
         elif word.startswith("-"):
-            raise ConfigError(
-                f"unknown option {word}.\n"
-                "  Options: --help, --keys, --cfg job, -m, --calibrate, --config-dir DIR, --version"
-            )
+            unknown = unknown or word
         elif not found.verb and "=" not in word:
             found.verb = _verb(word)
         else:
             found.overrides.append(word)
+    if unknown:  # named when the verb, which may follow, is known
+        raise ConfigError(f"unknown option {unknown}.\n  Options: {', '.join(options(found.verb))}")
     _check_together(found)
     return found
+
+
+def options(verb: str) -> tuple[str, ...]:
+    """The options of a verb; "": those without one."""
+    own = {"train": ("-m",), "plan": ("--calibrate",)}.get(verb, ())
+    return ("--help", *(OF_CONFIGS if verb not in ("", "doctor") else ()), *own, "--version")
 
 
 def _take_option(found: Arguments, option: str, value: str) -> None:
@@ -91,5 +97,7 @@ def _check_together(found: Arguments) -> None:
         raise ConfigError(
             f"--calibrate measures for `hetrain plan`; {found.verb or 'no verb'} has nothing of the kind."
         )
+    if found.verb == "doctor" and (found.show_config or found.config_dir is not None):
+        raise ConfigError("--cfg and --config-dir are about configs; doctor has none.")
     if found.verb == "doctor" and found.overrides:
         raise ConfigError(f"{found.overrides[0]}: doctor takes no settings.")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,11 +88,20 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _one(arguments: Arguments, folders: Sequence[Path]) -> int:
+    from hetrain.cli.calibrated import check_calibrated
+    from hetrain.cli.evaluated import check_evaluated, check_no_experiment
     from hetrain.config.compose import compose, to_yaml
+    from hetrain.config.saved import read_saved
 
     own, overrides = _own_keys(arguments)
     base = _saved_config(arguments.verb, own) if arguments.verb in OWN_KEYS else None
-    cfg = compose(overrides, folders, base)
+    if arguments.calibrate:
+        check_calibrated(overrides)
+    if base is not None:
+        check_no_experiment(arguments.verb, overrides, base)
+    cfg = compose(overrides, folders, base, arguments.verb)
+    if base is not None:
+        check_evaluated(arguments.verb, overrides, read_saved(base), cfg, base)
     if arguments.show_config:
         print(to_yaml(cfg), end="")
         return 0
@@ -161,7 +171,7 @@ def _prepare(cfg: "RunConfig", arguments: Arguments) -> int:
     from hetrain.launch.quiet import show_our_own
 
     show_our_own()
-    report = prepare(cfg.data)
+    report = prepare(cfg.data, say=partial(print, file=sys.stderr))
     following = next_command(arguments.overrides, arguments.config_dir, from_raw=cfg.data.raw is not None)
     print("\n".join(in_words(report, following)))
     return 0

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
+from hetrain.cli.evaluated import takes
 from hetrain.config.schema import RunConfig
 
 HEAD = """\
@@ -32,9 +33,16 @@ def key_list(verb: str, own: tuple[str, ...]) -> str:
     if own:
         lines += [f"keys of {verb} itself", *(f"  {OWN[key]}" for key in own), ""]
     for prefix, section in _sections(RunConfig, ""):
-        if verb not in ("prepare", "stats") or prefix.startswith("data."):
-            lines += [f"{prefix.rstrip('.') or 'top level'}: {_meaning(section)}", *_keys(section, prefix), ""]
+        keys = [line for line in _keys(section, prefix) if _has(verb, line.strip().partition("=")[0])]
+        if keys:
+            lines += [f"{prefix.rstrip('.') or 'top level'}: {_meaning(section)}", *keys, ""]
     return "\n".join(lines)
+
+
+def _has(verb: str, key: str) -> bool:
+    if verb in ("prepare", "stats"):
+        return key.startswith("data.")
+    return verb not in ("eval", "predict") or takes(key)
 
 
 def _sections(schema: Any, prefix: str) -> Iterator[tuple[str, Any]]:

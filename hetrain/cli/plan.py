@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from hetrain.cli.table import show
-from hetrain.config import RunConfig
+from hetrain.config import ClusterConfig, RunConfig
 from hetrain.config.compose import chosen_experiment, compose, group_options
 from hetrain.durable import write_text
 from hetrain.errors import ConfigError
@@ -29,7 +29,8 @@ from hetrain.planner.workload import TableLoad
 __all__ = ["PROFILE", "run"]
 
 Lines = list[tuple[str, str]]
-PLAN_ALONE = ("plan.", "planner", "cluster=", "cluster.nodes=", "cluster.gpus_per_node=")  # what the plan has decided
+PLAN_ALONE = ("plan.", "planner", "cluster=", "cluster.")  # what the plan has decided
+SERVERS = "cluster.servers="
 
 
 def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> int:
@@ -41,6 +42,7 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
         )
     what, loads = _loads(cfg, folders)
     machines = machines_of(cfg.cluster, cfg.planner.memory_gib, cfg.launch.nproc)
+    _check_gpus(cfg.cluster, machines.cluster.kind)
     out = _folder(cfg, chosen_experiment(overrides) or what, machines)
     asked = asked_lines(what, loads, machines.cluster, machines.speeds_from)
     _say(asked)
@@ -61,6 +63,16 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
     if cfg.plan.tables is None:
         _say([("next", _next(cfg, overrides, planned.plan, files[0]))])
     return 0
+
+
+def _check_gpus(cfg: ClusterConfig, kind: str) -> None:
+    """What is said of GPUs is read where the ranks have some; with cluster.device=cpu it was refused before."""
+    for key in ("hbm_gib", "hbm_gb_s", "host_link_gb_s"):
+        if kind == "cpu" and cfg.device is None and getattr(cfg, key) is not None:
+            raise ConfigError(
+                f"cluster.{key}={getattr(cfg, key)}: expected null, as this machine has no GPU and cluster.device=null "
+                "plans for its kind. Set cluster.device=cuda, or leave it out."
+            )
 
 
 def _planned(cfg: RunConfig, loads: Sequence[TableLoad], cluster: Cluster) -> Planned:
@@ -92,7 +104,7 @@ def _presets(overrides: Sequence[str], folders: Sequence[Path]) -> list[tuple[st
     others = [word for word in overrides if not word.lstrip("+").startswith(ours)]
     found = []
     for name in group_options("cluster", folders):
-        cfg = compose([*others, f"cluster={name}", "planner.memory_gib=null"], folders)
+        cfg = compose([*others, f"cluster={name}", "planner.memory_gib=null"], folders, verb="plan")
         if cfg.cluster.ddr_gib is not None:  # cluster=local is whatever this machine is
             capped = any(word.startswith("planner.memory_gib=") for word in overrides)
             words = f"cluster={name}" + " planner.memory_gib=null" * capped
@@ -102,7 +114,7 @@ def _presets(overrides: Sequence[str], folders: Sequence[Path]) -> list[tuple[st
 
 def _next(cfg: RunConfig, overrides: Sequence[str], plan: Plan, file: Path) -> str:
     """The training by the plan, on as many ranks."""
-    words = [word for word in overrides if not word.lstrip("+").startswith(PLAN_ALONE)]
+    words = [w for w in overrides if not (bare := w.lstrip("+")).startswith(PLAN_ALONE) or bare.startswith(SERVERS)]
     workers, per_node = plan.world_size - cfg.cluster.servers, plan.ranks_per_node or plan.world_size
     if workers > per_node:
         nodes = f"--nnodes {workers // per_node} --nproc-per-node {per_node}"

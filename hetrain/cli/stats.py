@@ -1,6 +1,8 @@
 """`hetrain stats`: counts the data set, saves and draws what it found, and shows it as a table."""
 
 import logging
+import sys
+from functools import partial
 from pathlib import Path
 
 from hetrain.cli.table import show
@@ -38,7 +40,7 @@ def _hold(cfg: DataConfig, path: Path) -> None:
     from hetrain.data.schema import is_prepared, load_schema
 
     if cfg.name == "sample" and not is_prepared(path):
-        ensure_sample(cfg, keep=True)
+        ensure_sample(cfg, keep=True, say=partial(print, file=sys.stderr))
         return
     hold(path)
     if cfg.name == "sample" and (there := load_schema(path).made_from) != made_from(cfg):

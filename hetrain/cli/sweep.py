@@ -21,6 +21,7 @@ from hetrain.launch.start import launch
 from hetrain.launch.versions import check_versions
 from hetrain.launch.worker import perform, run_rank
 
+VERB = "train"  # what is swept
 FIGURES = ("auc", "logloss", "examples/s", "bytes", "hit rate", "staleness")
 
 
@@ -101,12 +102,12 @@ def _compose(jobs: Sequence[SweepJob], combinations: Sequence[Sequence[str]], fo
             if job.config is not None:
                 continue
             try:
-                config, job.passed_over = compose_passing_over(combination, folders, read)
+                config, job.passed_over = compose_passing_over(combination, folders, read, VERB)
                 check_trainable(config)
                 job.config, job.error, job.state = config, None, "not started"
             except ConfigError as error:
                 job.error, job.state = error, "failed"
-        read |= {key for job in jobs if job.config is not None for key in keys_read(job.config)}
+        read |= {key for job in jobs if job.config is not None for key in keys_read(job.config, VERB)}
 
 
 def _claim(parent: Path, jobs: Sequence[SweepJob]) -> None:

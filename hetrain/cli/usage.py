@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetrain.cli.evaluated import GROUPS_TAKEN
 from hetrain.config.compose import EXPERIMENT, GROUPS, group_options
 
 TOP = """\
@@ -87,7 +88,8 @@ examples
     "eval": """\
 usage: hetrain eval run=runs/NAME [checkpoint=best|last|step_N] [split=test|validation|train] [KEY=VALUE ...]
 
-AUC, logloss and normalized entropy of a run's checkpoint, with the config that the run saved, as JSON.
+AUC, logloss and normalized entropy of a run's checkpoint, with the config that the run saved, as JSON. Of it can be
+changed what is read (data.path) and where it runs (launch.nproc), not the model, nor what only training reads.
 
 keys
   run=runs/NAME      the folder that a training left
@@ -166,7 +168,8 @@ most used keys
 option of plan alone
   --calibrate               measure this machine's lookups, exchanges and reductions with launch.nproc ranks, and what
                             pieces of tables and sharding types cost beside their bytes; save it all as
-                            plans/profile.json (or cluster.profile=FILE), which plans for it then use
+                            plans/profile.json (or cluster.profile=FILE), which plans for it then use. Takes launch.*
+                            and cluster.profile alone; a profile of other ranks or of another machine is not replaced
 
 examples
   hetrain plan +experiment=merlin_medium cluster=dgx_a100 cluster.nodes=2
@@ -204,11 +207,13 @@ def _groups(verb: str, folders: Sequence[Path]) -> str:
     """The config groups that the verb is about, with their options, and the others, which it takes as well."""
     shown = SHOWN[verb]
     lines = [_wrapped(group, group_options(group, folders)) for group in shown]
-    others = [group for group in (*GROUPS, EXPERIMENT) if group not in shown]
+    taken = GROUPS_TAKEN if verb in ("eval", "predict") else (*GROUPS, EXPERIMENT)
+    others = [group for group in taken if group not in shown]
     if others:
         why = "over the run's own" if verb in ("eval", "predict") else "of which only what they say of data counts"
         lines.append(_filled(f"  also taken, {why}: {', '.join(others)}"))
-    return "\n".join(["config groups (GROUP=NAME; +experiment=NAME)", *lines, ""])
+    experiments = "; +experiment=NAME" if EXPERIMENT in taken else ""
+    return "\n".join([f"config groups (GROUP=NAME{experiments})", *lines, ""])
 
 
 def _wrapped(group: str, options: Sequence[str]) -> str:

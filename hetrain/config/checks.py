@@ -4,120 +4,99 @@ Every finding says key, value, what was expected and what to do; one ConfigError
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from hetrain.capacity import parse_capacity
 from hetrain.config.comms import comms_findings
+from hetrain.config.findings import at_least, at_most, comes_from, finding, one_of, positive
+from hetrain.config.planner_checks import MOST_GIB, constraint_findings, idle_rules, planner_findings
 from hetrain.config.schema import ClusterConfig, LaunchConfig, RunConfig
 from hetrain.config.unread import unread
 from hetrain.errors import ConfigError
 
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
 ROW_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
-SHARDING_TYPES = (
-    "data_parallel",
-    "table_wise",
-    "row_wise",
-    "column_wise",
-    "table_row_wise",
-    "table_column_wise",
-    "grid_shard",
-)
-PLANNERS = ("torchrec", "hierarchical", "round_robin", "memory_balanced", "memory_optimized")
-TIERS = ("hbm", "cached", "ddr")
 MOST = 1 << 24  # examples of a batch: more is a slip of the finger
-MOST_GIB = 1 << 33  # of a memory: its bytes stay inside of int64
 MOST_RANKS = 65_536  # of machines to plan for
 MOST_IDS = 200_000_000  # of a sample, all columns together: 24 bytes each while it is made
-STORE_SHARDING = ("table_wise", "row_wise")
 SPLITS = ("train", "validation", "test")
 
 
-def check(cfg: RunConfig, *, strict: bool = False) -> None:
-    """Raise ConfigError when `cfg` cannot run. `strict`: settings without effect are refused as well."""
-    parts = (
-        *(_run, _data, _model, _optimizer, _planner, _constraints, _consistency, _cluster),
+def check(
+    cfg: RunConfig,
+    *,
+    strict: bool = False,
+    verb: str = "",
+    typed: Mapping[str, Any] | None = None,
+    origin: Callable[[str], str | None] = lambda key: None,
+) -> None:
+    """Raise ConfigError when `cfg` cannot run.
+
+    strict: settings without effect in `verb` ("": in any) are refused as well; `typed`: those of the command line.
+    origin: which file, in the words that chose it, a key has its value from; None: the command line, or a default.
+    """
+    parts: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
+        *(_run, _data, _model, _optimizer, planner_findings, constraint_findings, _consistency, _cluster),
         *(_comms, _launch, _train, _checkpoint, _store),
     )
-    found = [finding for part in parts for finding in part(cfg)]
-    for setting in unread(cfg) if strict else ():
-        if not any(finding.startswith(f"{setting.key}=") for finding in found):  # one finding per key
-            found.append(str(setting))
+    parts += (idle_rules,) if strict else ()
+    idle = {setting.key: setting for setting in (unread(cfg, verb, typed) if strict else ())}
+    found = []
+    for text in (text for part in parts for text in part(cfg)):
+        key = text.partition("=")[0]
+        found.append(text + comes_from(key, origin(key), idle.pop(key, None)))  # one finding per key
+    found += [setting.told(None if setting.word else origin(setting.key)) for setting in idle.values()]
     if len(found) == 1:
         raise ConfigError(found[0])
     if found:
-        raise ConfigError(f"{len(found)} settings cannot run:\n" + "\n".join(f"  {finding}" for finding in found))
-
-
-def _finding(key: str, value: object, expected: str, remedy: str = "") -> str:
-    shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
-    return f"{key}={shown}: expected {expected}." + (f" {remedy}" if remedy else "")
-
-
-def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> Iterator[str]:
-    if value not in allowed:
-        yield _finding(key, value, "one of " + ", ".join(allowed))
-
-
-def _at_least(key: str, value: float | None, least: float, remedy: str = "") -> Iterator[str]:
-    if value is not None and not value >= least:  # also true for nan
-        yield _finding(key, value, f"at least {least}", remedy)
-
-
-def _at_most(key: str, value: float | None, most: float, remedy: str = "") -> Iterator[str]:
-    if value is not None and value > most:
-        yield _finding(key, value, f"at most {most:,}", remedy)
-
-
-def _positive(key: str, value: float | None, remedy: str = "") -> Iterator[str]:
-    if value is not None and not (value > 0 and math.isfinite(value)):
-        yield _finding(key, value, "a number above 0", remedy)
+        raise ConfigError(f"{len(found)} settings cannot run:\n" + "\n".join(f"  {text}" for text in found))
 
 
 def _run(cfg: RunConfig) -> Iterator[str]:
     if not 0 <= cfg.seed < 1 << 63:
-        yield _finding("seed", cfg.seed, "0 <= seed < 2^63")
+        yield finding("seed", cfg.seed, "0 <= seed < 2^63")
     if cfg.name is not None and (not cfg.name or "/" in cfg.name or cfg.name.startswith(".")):
-        yield _finding(
+        yield finding(
             "name", cfg.name, "a folder name without '/' that does not start with '.'", "Set `runs` for where."
         )
-    yield from _at_least("telemetry.log_every", cfg.telemetry.log_every, 1)
-    yield from _at_least("telemetry.audit_every", cfg.telemetry.audit_every, 0, "0 turns audits off.")
+    yield from at_least("telemetry.log_every", cfg.telemetry.log_every, 1)
+    yield from at_least("telemetry.audit_every", cfg.telemetry.audit_every, 0, "0 turns audits off.")
 
 
 def _data(cfg: RunConfig) -> Iterator[str]:
     data, split, sample = cfg.data, cfg.data.split, cfg.data.sample
-    yield from _one_of("data.on_bad_row", data.on_bad_row, ("error", "skip"))
+    yield from one_of("data.on_bad_row", data.on_bad_row, ("error", "skip"))
     for key in ("min_count", "shuffle_window"):
-        yield from _at_least(f"data.{key}", getattr(data, key), 1)
+        yield from at_least(f"data.{key}", getattr(data, key), 1)
     if data.prefetch is not None:
-        yield from _at_least("data.prefetch", data.prefetch, 0, "0 reads between steps.")
-        yield from _at_most("data.prefetch", data.prefetch, 1024, "So many batches wait in memory.")
+        yield from at_least("data.prefetch", data.prefetch, 0, "0 reads between steps.")
+        yield from at_most("data.prefetch", data.prefetch, 1024, "So many batches wait in memory.")
     shares = {name: getattr(split, name) for name in SPLITS}
     for name, share in shares.items():
-        yield from _at_least(f"data.split.{name}", share, 0)
+        yield from at_least(f"data.split.{name}", share, 0)
     if split.train == 0:
-        yield _finding("data.split.train", 0, "a share or row count above 0", "There would be nothing to train on.")
+        yield finding("data.split.train", 0, "a share or row count above 0", "There would be nothing to train on.")
     used = [share for share in shares.values() if share > 0]
     if any(share > 1 for share in used) and any(share < 1 for share in used):
-        yield _finding("data.split", shares, "either shares (each <= 1) or row counts (> 1), not both")
+        yield finding("data.split", shares, "either shares (each <= 1) or row counts (> 1), not both")
     elif all(share <= 1 for share in used) and sum(used) > 1 + 1e-9:
-        yield _finding("data.split", shares, "shares that add up to at most 1")
-    yield from _at_least("data.sample.rows", sample.rows, 100, "A split needs rows of both labels.")
-    yield from _at_most(
+        yield finding("data.split", shares, "shares that add up to at most 1")
+    yield from at_least("data.sample.rows", sample.rows, 100, "A split needs rows of both labels.")
+    yield from at_most(
         "data.sample.rows", sample.rows, 10**10, "A sample is for trying things; prepare real logs for more."
     )
-    yield from _at_least("data.sample.dense", sample.dense, 1)
-    yield from _at_most("data.sample.dense", sample.dense, 10_000)
-    yield from _at_least("data.sample.seed", sample.seed, 0)
-    yield from _positive("data.sample.zipf", sample.zipf)
+    yield from at_least("data.sample.dense", sample.dense, 1)
+    yield from at_most("data.sample.dense", sample.dense, 10_000)
+    yield from at_least("data.sample.seed", sample.seed, 0)
+    yield from positive("data.sample.zipf", sample.zipf)
     if not 0 < sample.base_rate < 1:
-        yield _finding("data.sample.base_rate", sample.base_rate, "a share between 0 and 1")
+        yield finding("data.sample.base_rate", sample.base_rate, "a share between 0 and 1")
     if any(rows < 2 for rows in sample.cardinalities):
-        yield _finding("data.sample.cardinalities", sample.cardinalities, "at least 2 ids in every column")
+        yield finding("data.sample.cardinalities", sample.cardinalities, "at least 2 ids in every column")
     if sum(sample.cardinalities) > MOST_IDS:
-        yield _finding(
+        yield finding(
             "data.sample.cardinalities",
             sample.cardinalities,
             f"at most {MOST_IDS:,} ids in all columns together",
@@ -128,21 +107,21 @@ def _data(cfg: RunConfig) -> Iterator[str]:
 def _model(cfg: RunConfig) -> Iterator[str]:
     target = cfg.model.get("_target_")
     if not isinstance(target, str) or "." not in target or not all(part.isidentifier() for part in target.split(".")):
-        yield _finding(
+        yield finding(
             "model._target_", target, "the import path of a model class", "As in model._target_=hetrain.models.WDL."
         )
     dim = cfg.model.get("embedding_dim")
     if not isinstance(dim, int) or isinstance(dim, bool) or dim <= 0 or dim % 4:
-        yield _finding(
+        yield finding(
             "model.embedding_dim", dim, "a positive multiple of 4", "FBGEMM's kernels read rows in groups of 4 floats."
         )
     else:
-        yield from _at_most("model.embedding_dim", dim, 1 << 14)
+        yield from at_most("model.embedding_dim", dim, 1 << 14)
 
 
 def _optimizer(cfg: RunConfig) -> Iterator[str]:
     dense, rows, schedule = cfg.optimizer.dense, cfg.optimizer.rows, cfg.optimizer.schedule
-    yield from _one_of("optimizer.dense.name", dense.name, DENSE_OPTIMIZERS)
+    yield from one_of("optimizer.dense.name", dense.name, DENSE_OPTIMIZERS)
     if rows.name not in ROW_OPTIMIZERS:
         why = ""
         if "adam" in rows.name or "lamb" in rows.name:
@@ -151,110 +130,43 @@ def _optimizer(cfg: RunConfig) -> Iterator[str]:
             )
             if cfg.consistency.mode == "bsp":
                 why = "FBGEMM has no CPU kernel for it; take adagrad or rowwise_adagrad."
-        yield _finding("optimizer.rows.name", rows.name, "one of " + ", ".join(ROW_OPTIMIZERS), why)
+        yield finding("optimizer.rows.name", rows.name, "one of " + ", ".join(ROW_OPTIMIZERS), why)
     for key, part in (("dense", dense), ("rows", rows)):
-        yield from _positive(f"optimizer.{key}.lr", part.lr)
-        yield from _positive(f"optimizer.{key}.eps", part.eps)
-    yield from _at_least("optimizer.dense.weight_decay", dense.weight_decay, 0)
-    yield from _one_of("optimizer.schedule.decay", schedule.decay, ("none", "linear", "cosine"))
-    yield from _at_least("optimizer.schedule.warmup_steps", schedule.warmup_steps, 0)
+        yield from positive(f"optimizer.{key}.lr", part.lr)
+        yield from positive(f"optimizer.{key}.eps", part.eps)
+    yield from at_least("optimizer.dense.weight_decay", dense.weight_decay, 0)
+    yield from one_of("optimizer.schedule.decay", schedule.decay, ("none", "linear", "cosine"))
+    yield from at_least("optimizer.schedule.warmup_steps", schedule.warmup_steps, 0)
     if schedule.decay != "none" and schedule.decay_steps <= schedule.warmup_steps:
-        yield _finding(
+        yield finding(
             "optimizer.schedule.decay_steps",
             schedule.decay_steps,
             f"more than optimizer.schedule.warmup_steps={schedule.warmup_steps}",
             "Decay is over at that step.",
         )
     if not 0 <= schedule.final <= 1:
-        yield _finding("optimizer.schedule.final", schedule.final, "a factor between 0 and 1")
+        yield finding("optimizer.schedule.final", schedule.final, "a factor between 0 and 1")
 
 
-GIVEN = "The plan that is given decides; leave it out, or make another plan with it (hetrain plan)."
-OURS = "It belongs to the others, such as planner=hierarchical."
-
-
-def _planner(cfg: RunConfig) -> Iterator[str]:
-    planner = cfg.planner
-    yield from _one_of("planner.name", planner.name, PLANNERS)
-    yield from _positive("planner.memory_gib", planner.memory_gib, "null takes the device's own.")
-    yield from _at_most("planner.memory_gib", planner.memory_gib, MOST_GIB)
-    types = planner.sharding_types
-    if types is not None and not types:
-        yield _finding("planner.sharding_types", "[]", "at least one of " + ", ".join(SHARDING_TYPES))
-    for kind in types or ():
-        yield from _one_of("planner.sharding_types", kind, SHARDING_TYPES)
-    if cfg.consistency.mode != "bsp" and types and not set(types) & {*STORE_SHARDING}:
-        yield _finding(
-            "planner.sharding_types",
-            types,
-            f"table_wise or row_wise among them with consistency.mode={cfg.consistency.mode}",
-            "The store holds whole rows on one owner.",
-        )
-    yield from _replicated(cfg)
-    for key in ("data_parallel_threshold", "column_slice_threshold", "row_slice_threshold"):
-        value = getattr(planner, key)
-        yield from _at_least(f"planner.{key}", value, 1, "It counts elements, rows x dim; null: no threshold.")
-        if value is not None and planner.plan is not None:
-            yield _finding(f"planner.{key}", value, "null with planner.plan", GIVEN)
-        elif value is not None and planner.name == "torchrec":
-            yield _finding(f"planner.{key}", value, "null with planner.name=torchrec", OURS)
-
-
-def _replicated(cfg: RunConfig) -> Iterator[str]:
-    """What workers at their own pace cannot train: a table that all hold, its gradients summed in every step."""
-    mode, planner = cfg.consistency.mode, cfg.planner
-    if mode not in ("asp", "ssp"):
-        return
-    remedy = "(1) Leave it out, or (2) set consistency=het or bsp, whose workers meet in every step to sum gradients."
-    if planner.data_parallel_threshold is not None:
-        value = planner.data_parallel_threshold
-        yield _finding("planner.data_parallel_threshold", value, f"null with consistency.mode={mode}", remedy)
-    for table, rule in planner.constraints.items():
-        if "data_parallel" in rule.sharding_types:
-            key = f"planner.constraints.{table}.sharding_types"
-            yield _finding(key, list(rule.sharding_types), f"no data_parallel with consistency.mode={mode}", remedy)
-
-
-def _constraints(cfg: RunConfig) -> Iterator[str]:
-    planner = cfg.planner
-    if planner.tiers and planner.name == "torchrec":
-        yield _finding("planner.tiers", planner.tiers, "null with planner.name=torchrec", "It belongs to the others.")
-    for tier in planner.tiers or ():
-        yield from _one_of("planner.tiers", tier, TIERS)
-    if planner.tiers is not None and not planner.tiers:
-        yield _finding("planner.tiers", "[]", "at least one of " + ", ".join(TIERS))
-    for table, rule in planner.constraints.items():
-        for kind in rule.sharding_types:
-            yield from _one_of(f"planner.constraints.{table}.sharding_types", kind, SHARDING_TYPES)
-        for tier in rule.tiers:
-            yield from _one_of(f"planner.constraints.{table}.tiers", tier, TIERS)
-        key = f"planner.constraints.{table}.columns"
-        yield from _at_least(key, rule.columns, 4, "A piece has whole groups of 4 columns.")
-        if rule.columns is not None and rule.columns % 4:
-            yield _finding(key, rule.columns, "a multiple of 4", "FBGEMM's kernels read rows in groups of 4 floats.")
-    tables = ", ".join(planner.constraints)
-    if tables and planner.plan is not None:
-        yield _finding("planner.constraints", tables, "none with planner.plan", GIVEN)
-    elif tables and planner.name == "torchrec":
-        yield _finding("planner.constraints", tables, "none with planner.name=torchrec", OURS)
+ZERO = "With 0 a changed row is sent and fetched again before its next read."
 
 
 def _consistency(cfg: RunConfig) -> Iterator[str]:
     mode = cfg.consistency
-    yield from _one_of("consistency.mode", mode.mode, ("bsp", "het", "ssp", "asp"))
+    yield from one_of("consistency.mode", mode.mode, ("bsp", "het", "ssp", "asp"))
     whole = math.isinf(mode.staleness) or float(mode.staleness).is_integer()
     if not mode.staleness >= 0 or not whole:
-        yield _finding(
+        yield finding(
             "consistency.staleness",
             mode.staleness,
-            "a whole number of updates, at least 0, or inf",
-            "With 0 a changed row is sent and fetched again before its next read.",
+            f"a whole number of {'steps' if mode.mode == 'ssp' else 'updates'}, at least 0, or inf",
+            "With 0 nobody leads." if mode.mode == "ssp" else ZERO,
         )
-    yield from _one_of("consistency.clock", mode.clock, ("max", "sum"))
-    yield from _one_of("consistency.validation", mode.validation, ("directory", "clock"))
-    yield from _one_of("consistency.cache.policy", mode.cache.policy, ("lru", "lfu", "light_lfu"))
+    yield from one_of("consistency.clock", mode.clock, ("max", "sum"))
+    yield from one_of("consistency.validation", mode.validation, ("directory", "clock"))
+    yield from one_of("consistency.cache.policy", mode.cache.policy, ("lru", "lfu", "light_lfu"))
     if mode.late_leg and mode.mode != "het":
-        yield _finding(
+        yield finding(
             "consistency.late_leg",
             True,
             f"false with consistency.mode={mode.mode}",
@@ -266,7 +178,7 @@ def _consistency(cfg: RunConfig) -> Iterator[str]:
         yield str(error)
         return
     if mode.mode == "asp" and parse_capacity(mode.cache.capacity).amount > 0:
-        yield _finding(
+        yield finding(
             "consistency.cache.capacity",
             mode.cache.capacity,
             "0 with consistency.mode=asp",
@@ -276,9 +188,9 @@ def _consistency(cfg: RunConfig) -> Iterator[str]:
 
 def _cluster(cfg: RunConfig) -> Iterator[str]:
     servers = cfg.cluster.servers
-    yield from _at_least("cluster.servers", servers, 0, "0 leaves the rows on the workers.")
+    yield from at_least("cluster.servers", servers, 0, "0 leaves the rows on the workers.")
     if servers > 0 and cfg.consistency.mode == "bsp":
-        yield _finding(
+        yield finding(
             "cluster.servers",
             servers,
             "0 with consistency.mode=bsp",
@@ -289,23 +201,23 @@ def _cluster(cfg: RunConfig) -> Iterator[str]:
 
 def _machines(cluster: ClusterConfig) -> Iterator[str]:
     if cluster.device is not None:
-        yield from _one_of("cluster.device", cluster.device, ("cuda", "cpu"))
+        yield from one_of("cluster.device", cluster.device, ("cuda", "cpu"))
     for key in ("nodes", "gpus_per_node"):
-        yield from _at_least(f"cluster.{key}", getattr(cluster, key), 1)
-        yield from _at_most(f"cluster.{key}", getattr(cluster, key), 65_536)
+        yield from at_least(f"cluster.{key}", getattr(cluster, key), 1)
+        yield from at_most(f"cluster.{key}", getattr(cluster, key), 65_536)
     if (cluster.nodes or 1) * (cluster.gpus_per_node or 1) > MOST_RANKS:
         asked = f"{cluster.nodes} x {cluster.gpus_per_node}"
-        yield _finding("cluster.nodes x cluster.gpus_per_node", asked, f"at most {MOST_RANKS:,} ranks together")
-    yield from _positive("cluster.hbm_gib", cluster.hbm_gib, "cluster.device=cpu plans without.")
-    yield from _positive("cluster.ddr_gib", cluster.ddr_gib)
+        yield finding("cluster.nodes x cluster.gpus_per_node", asked, f"at most {MOST_RANKS:,} ranks together")
+    yield from positive("cluster.hbm_gib", cluster.hbm_gib, "cluster.device=cpu plans without.")
+    yield from positive("cluster.ddr_gib", cluster.ddr_gib)
     for key in ("hbm_gib", "ddr_gib"):
-        yield from _at_most(f"cluster.{key}", getattr(cluster, key), MOST_GIB)
+        yield from at_most(f"cluster.{key}", getattr(cluster, key), MOST_GIB)
     for key in ("hbm_gb_s", "ddr_gb_s", "host_link_gb_s", "intra_gb_s", "inter_gb_s"):
-        yield from _positive(f"cluster.{key}", getattr(cluster, key), "It is in 10^9 bytes a second.")
-    yield from _at_least("cluster.latency_us", cluster.latency_us, 0)
-    yield from _at_most("cluster.latency_us", cluster.latency_us, 10**9, "It is in microseconds: that is 17 minutes.")
+        yield from positive(f"cluster.{key}", getattr(cluster, key), "It is in 10^9 bytes a second.")
+    yield from at_least("cluster.latency_us", cluster.latency_us, 0)
+    yield from at_most("cluster.latency_us", cluster.latency_us, 10**9, "It is in microseconds: that is 17 minutes.")
     if not 0 <= cluster.reserve < 1:
-        yield _finding("cluster.reserve", cluster.reserve, "a share of the memory, at least 0 and below 1")
+        yield finding("cluster.reserve", cluster.reserve, "a share of the memory, at least 0 and below 1")
 
 
 def _comms(cfg: RunConfig) -> Iterator[str]:
@@ -314,14 +226,14 @@ def _comms(cfg: RunConfig) -> Iterator[str]:
 
 def _launch(cfg: RunConfig) -> Iterator[str]:
     launch = cfg.launch
-    yield from _at_least("launch.nproc", launch.nproc, 1, "null starts one per GPU, else 2.")
-    yield from _at_least("launch.threads", launch.threads, 1, "null shares the cores out.")
-    yield from _one_of("launch.device", launch.device, ("auto", "cpu", "cuda"))
-    yield from _at_least("launch.timeout_s", launch.timeout_s, 1, "Ranks need seconds to find each other.")
-    yield from _at_most("launch.timeout_s", launch.timeout_s, 10_000_000)
-    yield from _at_least("launch.max_restarts", launch.max_restarts, 0)
+    yield from at_least("launch.nproc", launch.nproc, 1, "null starts one per GPU, else 2.")
+    yield from at_least("launch.threads", launch.threads, 1, "null shares the cores out.")
+    yield from one_of("launch.device", launch.device, ("auto", "cpu", "cuda"))
+    yield from at_least("launch.timeout_s", launch.timeout_s, 1, "Ranks need seconds to find each other.")
+    yield from at_most("launch.timeout_s", launch.timeout_s, 10_000_000)
+    yield from at_least("launch.max_restarts", launch.max_restarts, 0)
     if launch.max_restarts > 0 and cfg.checkpoint.resume == "never":
-        yield _finding(
+        yield finding(
             "launch.max_restarts",
             launch.max_restarts,
             "0 with checkpoint.resume=never",
@@ -335,25 +247,23 @@ def _slow(launch: LaunchConfig) -> Iterator[str]:
     for rank, factor in launch.slow_ranks.items():
         if not (rank >= 0 and 1 <= factor < math.inf):
             expected = "the ranks of workers, from 0, each with a factor of at least 1"
-            yield _finding("launch.slow_ranks", launch.slow_ranks, expected, "As in 'launch.slow_ranks={1: 3.0}'.")
+            yield finding("launch.slow_ranks", launch.slow_ranks, expected, "As in 'launch.slow_ranks={1: 3.0}'.")
             break
     share, factor = launch.slow_random.share, launch.slow_random.factor
     if not 0 <= share <= 1:
-        yield _finding("launch.slow_random.share", share, "a share between 0 and 1")
+        yield finding("launch.slow_random.share", share, "a share between 0 and 1")
     if not 1 <= factor < math.inf:
-        yield _finding("launch.slow_random.factor", factor, "a factor of at least 1")
+        yield finding("launch.slow_random.factor", factor, "a factor of at least 1")
 
 
 def _train(cfg: RunConfig) -> Iterator[str]:
     train = cfg.train
     for key in ("batch_size", "epochs", "max_steps", "eval_every", "eval_batch_size", "patience"):
-        yield from _at_least(f"train.{key}", getattr(train, key), 1)
+        yield from at_least(f"train.{key}", getattr(train, key), 1)
     for key in ("batch_size", "eval_batch_size"):
-        yield from _at_most(
-            f"train.{key}", getattr(train, key), MOST, "It counts the examples of one process and step."
-        )
+        yield from at_most(f"train.{key}", getattr(train, key), MOST, "It counts the examples of one process and step.")
     if train.patience is not None and cfg.data.split.validation == 0:
-        yield _finding(
+        yield finding(
             "train.patience",
             train.patience,
             "null with data.split.validation=0",
@@ -362,32 +272,32 @@ def _train(cfg: RunConfig) -> Iterator[str]:
 
 
 def _checkpoint(cfg: RunConfig) -> Iterator[str]:
-    yield from _at_least("checkpoint.every", cfg.checkpoint.every, 1, "null saves at evaluations and at the end.")
-    yield from _at_least("checkpoint.keep", cfg.checkpoint.keep, 1)
+    yield from at_least("checkpoint.every", cfg.checkpoint.every, 1, "null saves at evaluations and at the end.")
+    yield from at_least("checkpoint.keep", cfg.checkpoint.keep, 1)
     resume = cfg.checkpoint.resume
     if resume not in ("auto", "never") and not Path(resume).is_dir():
-        yield _finding("checkpoint.resume", resume, "auto, never or an existing checkpoint folder")
+        yield finding("checkpoint.resume", resume, "auto, never or an existing checkpoint folder")
 
 
 def _store(cfg: RunConfig) -> Iterator[str]:
-    yield from _one_of("store.device", cfg.store.device, ("cpu", "cuda"))
-    yield from _at_least("store.init_bound", cfg.store.init_bound, 0)
-    yield from _one_of("store.index", cfg.store.index, ("array", "hash"))
+    yield from one_of("store.device", cfg.store.device, ("cpu", "cuda"))
+    yield from at_least("store.init_bound", cfg.store.init_bound, 0)
+    yield from one_of("store.index", cfg.store.index, ("array", "hash"))
     if cfg.store.index == "hash" and cfg.consistency.mode == "bsp":
-        yield _finding(
+        yield finding(
             "store.index",
             "hash",
             "array with consistency.mode=bsp",
             "TorchRec allocates every row; take consistency=het for tables far larger than memory.",
         )
     if cfg.store.device == "cuda" and cfg.launch.device == "cpu":
-        yield _finding("store.device", "cuda", "cpu with launch.device=cpu")
+        yield finding("store.device", "cuda", "cpu with launch.device=cpu")
     if cfg.store.device == "cuda" and cfg.consistency.mode in ("asp", "ssp"):
-        yield _finding(
+        yield finding(
             "store.device",
             "cuda",
             f"cpu with consistency.mode={cfg.consistency.mode}",
             "Its rows are pulled and pushed through the host's memory.",
         )
     if cfg.store.device == "cuda" and cfg.cluster.servers > 0:
-        yield _finding("store.device", "cuda", f"cpu with cluster.servers={cfg.cluster.servers}", "Servers use no GPU.")
+        yield finding("store.device", "cuda", f"cpu with cluster.servers={cfg.cluster.servers}", "Servers use no GPU.")

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetrain.config.checks import check
+from hetrain.config.loading import Origins, load
 from hetrain.config.schema import RunConfig
-from hetrain.config.schema_keys import OPEN, check_key, expected, is_section, schema_keys
+from hetrain.config.schema_keys import OPEN, check_key, expected, flatten, is_section, schema_keys
 from hetrain.config.unread import Unread, passing_over
 from hetrain.errors import ConfigError
 
@@ -104,35 +105,44 @@ def expand(arguments: Sequence[str]) -> list[list[str]]:
     return jobs
 
 
-def compose(arguments: Sequence[str], folders: Sequence[Path], base: Path | None = None) -> RunConfig:
+def compose(arguments: Sequence[str], folders: Sequence[Path], base: Path | None = None, verb: str = "") -> RunConfig:
     """The checked config of one run.
 
     base: a run's saved config.yaml to start from in place of ours; groups named on the command line are laid over it.
+    verb: what the config is for; "": any.
     Raises ConfigError naming the key, what was expected and what is allowed; a setting without effect is refused too,
     unless it may be one of `base`.
     """
     cfg = _composed(arguments, folders, base)
-    check(cfg, strict=base is None)
+    said = typed(arguments)
+    origins = Origins(said, _lines(arguments, folders, base), folders, base)
+    check(cfg, strict=base is None, verb=verb, typed=said, origin=origins)
     return cfg
 
 
 def compose_passing_over(
-    arguments: Sequence[str], folders: Sequence[Path], keys: Collection[str]
+    arguments: Sequence[str], folders: Sequence[Path], keys: Collection[str], verb: str = ""
 ) -> tuple[RunConfig, list[Unread]]:
     """As `compose`, with those of `keys` that would have no effect at their defaults, and what they were set to."""
-    cfg, passed = passing_over(_composed(arguments, folders), keys)
-    check(cfg, strict=True)
+    said = typed(arguments)
+    cfg, passed = passing_over(_composed(arguments, folders), keys, verb, said)
+    said = {key: value for key, value in said.items() if key not in {setting.word for setting in passed}}
+    check(cfg, strict=True, verb=verb, typed=said, origin=Origins(said, _lines(arguments, folders), folders))
     return cfg, passed
+
+
+def typed(arguments: Sequence[str]) -> dict[str, Any]:
+    """Keys, as deep as they go, and groups of the command line with their values."""
+    return flatten({o.key_or_group: o.value() for o in parse(arguments) if not o.is_delete()})
 
 
 def _composed(arguments: Sequence[str], folders: Sequence[Path], base: Path | None = None) -> RunConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    overrides = parse(arguments)
-    lines = [_hydra_override(override, folders, base is not None) for override in overrides]
-    with _readable_errors(overrides):
-        composed = _load(lines, folders, base)
+    lines = _lines(arguments, folders, base)
+    with _readable_errors(parse(arguments)):
+        composed = load(lines, folders, base)
         merged = OmegaConf.merge(OmegaConf.structured(RunConfig), composed)
         try:
             cfg = OmegaConf.to_object(merged)
@@ -165,24 +175,8 @@ def chosen_experiment(arguments: Sequence[str]) -> str | None:
     return names[-1] if names else None
 
 
-def _load(lines: list[str], folders: Sequence[Path], base: Path | None) -> Any:
-    from hydra import version
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.plugins import Plugins
-    from hydra.types import RunMode
-
-    ConfigStore.instance().store(name="schema", node=RunConfig)
-    version.setbase("1.3")
-    Plugins.instance()  # registers what reads file:// and structured://
-    path = ConfigSearchPathImpl()  # hydra.initialize_config_dir would search our folder before the user's
-    path.append("hydra", "pkg://hydra.conf")
-    for folder in [base.parent.resolve(), *folders] if base else folders:
-        path.append("hetrain", f"file://{folder}")
-    path.append("schema", "structured://")
-    composed = ConfigLoaderImpl(path).load_configuration(base.stem if base else "config", lines, RunMode.RUN)
-    return {key: composed[key] for key in composed if key != "hydra"}
+def _lines(arguments: Sequence[str], folders: Sequence[Path], base: Path | None = None) -> list[str]:
+    return [_hydra_override(override, folders, base is not None) for override in parse(arguments)]
 
 
 def _hydra_override(override: "Override", folders: Sequence[Path], over_base: bool) -> str:

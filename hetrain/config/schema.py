@@ -122,7 +122,7 @@ class ConsistencyConfig:
     """How fresh a row must be when it is read."""
 
     mode: str = "bsp"  # bsp | het | ssp | asp
-    staleness: float = 100  # updates (het), steps (ssp); inf: no bound; 0 is not bsp, an empty cache is
+    staleness: float = 100  # updates (het), steps (ssp); inf: a row kept is never asked about; 0 is not bsp
     clock: str = "max"  # max (the paper) | sum (a count of updates)
     validation: str = "directory"  # directory (owners say which copies are too old) | clock (the paper)
     prefetch: bool = True  # the next batch's round beside this one's computation; with a cache and staleness >= 1
@@ -176,7 +176,7 @@ class ClusterConfig:
     host_link_gb_s: float | None = None  # GB/s between a GPU and its machine's memory
     intra_gb_s: float | None = None  # GB/s that one rank sends to others of its machine
     inter_gb_s: float | None = None  # GB/s that one rank sends to other machines
-    latency_us: float | None = None  # microseconds of one message
+    latency_us: float | None = None  # microseconds of one message: a profile's figure, in no price
     profile: str | None = None  # measured speeds and costs: the file that `hetrain plan --calibrate` wrote
 
 

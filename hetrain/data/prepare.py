@@ -9,6 +9,7 @@ import json
 import logging
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,15 @@ logger = logging.getLogger(__name__)
 _LOG_EVERY_S = 10.0
 
 
-def prepare(cfg: DataConfig) -> dict[str, Any]:
+def prepare(cfg: DataConfig, say: Callable[[str], object] = logger.info) -> dict[str, Any]:
     """Make the data set at `data.path` unless it is there already; returns what `hetrain prepare` prints.
 
     Keys: path, made (False: it was there), rows and positives per split, bad_rows, first_bad_row,
-    cardinalities, table_rows, seconds, rows_per_s. Errors: ConfigError, DataError.
+    cardinalities, table_rows, seconds, rows_per_s. Errors: ConfigError, DataError. `say`: told how far it is.
     """
     path = Path(cfg.path)
     if cfg.raw is None and cfg.name == "sample":
-        made = ensure_sample(cfg)
+        made = ensure_sample(cfg, say=say)
         return {"path": str(path), "made": made, **load_schema(path).report}
     if cfg.on_bad_row not in ("error", "skip"):
         raise ConfigError(f"data.on_bad_row={cfg.on_bad_row}: expected error or skip.")
@@ -54,7 +55,7 @@ def prepare(cfg: DataConfig) -> dict[str, Any]:
         if _already_made(path, made_from):
             return {"path": str(path), "made": False, **load_schema(path).report}
         work = _work_folder(path, made_from)
-        report = _run(_Job(cfg, files, work), work, made_from)
+        report = _run(_Job(cfg, files, work, say), work, made_from)
         if path.exists():
             path.rmdir()  # empty, or _already_made had refused it
         work.rename(path)
@@ -102,8 +103,8 @@ def _work_folder(path: Path, made_from: dict[str, Any]) -> Path:
 class _Job:
     """One run of `prepare` in the folder `work`."""
 
-    def __init__(self, cfg: DataConfig, files: list[Path], work: Path) -> None:
-        self._cfg, self._files, self._work = cfg, files, work
+    def __init__(self, cfg: DataConfig, files: list[Path], work: Path, say: Callable[[str], object]) -> None:
+        self._cfg, self._files, self._work, self._say = cfg, files, work, say
         self._started = self._logged = time.monotonic()
 
     def run(self, made_from: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +208,7 @@ class _Job:
         now = time.monotonic()
         if now - self._logged > _LOG_EVERY_S:
             self._logged = now
-            logger.info("%s: %s lines, %.0f s", what, f"{lines:,}", now - self._started)
+            self._say(f"{what}: {lines:,} lines, {now - self._started:.0f} s")
 
     def _report(self, done: list[dict[str, Any]], vocabularies: dict[str, Vocabulary]) -> dict[str, Any]:
         rows = {name: sum(part["rows"][name] for part in done) for name in SPLITS}

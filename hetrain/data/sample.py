@@ -4,6 +4,7 @@ import errno
 import logging
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,10 @@ logger = logging.getLogger(__name__)
 VERSION = 1  # raise it when the same settings give other rows
 _CHUNK = 65_536  # rows drawn from one random stream
 _AUC_BINS = 1 << 20
+_VALUES_PER_S = 6e6  # drawn and written by one core
 
 
-def ensure_sample(cfg: DataConfig, keep: bool = False) -> bool:
+def ensure_sample(cfg: DataConfig, keep: bool = False, say: Callable[[str], object] = logger.info) -> bool:
     """Make the sample at `data.path` unless it is there; whether it was made now.
 
     Any number of processes may ask at once: one makes it, the others wait. A sample made with other
@@ -45,13 +47,14 @@ def ensure_sample(cfg: DataConfig, keep: bool = False) -> bool:
     nor when anything was added to it. That, and anything that is no sample, is refused with a DataError.
 
     keep: this process reads it from now on, so that nobody replaces it until the process ends.
+    say: told what is made, before it is.
     """
     path, wanted = Path(cfg.path), made_from(cfg)
     try:
         with locked(path):
             made = not _is_there(path, wanted)
             if made:
-                _make(cfg, path, wanted)
+                _make(cfg, path, wanted, say)
             if keep:
                 hold(path)
     except OSError as error:  # a data set that others made and this user only reads needs no lock
@@ -109,10 +112,11 @@ def _is_there(path: Path, wanted: dict[str, Any]) -> bool:
     return False
 
 
-def _make(cfg: DataConfig, path: Path, wanted: dict[str, Any]) -> None:
+def _make(cfg: DataConfig, path: Path, wanted: dict[str, Any], say: Callable[[str], object]) -> None:
     """Make the sample where there is none, or in place of an untouched one that nobody reads."""
     with unread(path) as free:  # a refusal must not wait for the new one
         _check_replaceable(path, wanted, free)
+    say(f"data.path={path}: making {_in_words(cfg.sample)}")
     work = partial_folder(path)
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
@@ -124,6 +128,16 @@ def _make(cfg: DataConfig, path: Path, wanted: dict[str, Any]) -> None:
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+def _in_words(cfg: SampleConfig) -> str:
+    """What is made, and what it takes."""
+    ids = len(sample_columns(cfg))
+    seconds = cfg.rows * (cfg.dense + ids) / _VALUES_PER_S
+    return (
+        f"a sample data set of {cfg.rows:,} rows with {cfg.dense} dense and {ids} sparse columns, "
+        f"about {cfg.rows * (4 * cfg.dense + 2 * ids) / 1e6:,.1f} MB and {max(1, round(seconds)):,} s"
+    )
 
 
 def _check_replaceable(path: Path, wanted: dict[str, Any], free: bool) -> None:

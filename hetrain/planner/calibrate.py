@@ -7,6 +7,7 @@ What pieces and sharding types cost beside their bytes comes from whole steps (c
 
 import json
 import os
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from hetrain.errors import TrainingError
 from hetrain.planner.calibrate_pieces import MakeStep, measure_pieces
 from hetrain.planner.cluster import GIB, Cluster
 from hetrain.planner.fit import line, relative_error
-from hetrain.planner.machines import FORMAT, USUAL
+from hetrain.planner.machines import FORMAT, USUAL, check_replaceable
 from hetrain.planner.piece_costs import NO_COSTS, PieceCosts
 from hetrain.planner.torchrec_prices import BYTES_PER_MS, TorchRecPrices
 from hetrain.planner.workload import TableLoad
@@ -63,9 +64,12 @@ class Series:
 def calibrate(ranks: Ranks, device: torch.device, file: Path, make_step: MakeStep) -> None:
     """Measure on all ranks and let the first write the profile and say what it found. Collective.
 
-    `make_step`: makes a step of the engine that trains by TorchRec's plans.
+    `make_step`: makes a step of the engine that trains by TorchRec's plans. Raises ConfigError, before anything is
+    measured, where `file` holds the profile of others.
     """
     local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
+    nodes = ranks.world_size // local
+    ranks.together(lambda: check_replaceable(file, device.type, nodes, local) if ranks.first else None)
     found = [_fitted("lookups", *_lookups(ranks, device))]
     if not ranks.alone:
         node = None if local == ranks.world_size else dist.new_subgroups(local)[0]
@@ -78,11 +82,11 @@ def calibrate(ranks: Ranks, device: torch.device, file: Path, make_step: MakeSte
     costs, off = NO_COSTS, 0.0
     if not ranks.alone:
         all_speeds = {**USUAL[device.type], "hbm_gb_s": speeds.get("ddr_gb_s", 0.0), **speeds}
-        cluster = Cluster(device.type, ranks.world_size // local, local, GIB, GIB, **all_speeds, piece_costs=NO_COSTS)
+        cluster = Cluster(device.type, nodes, local, GIB, GIB, **all_speeds, piece_costs=NO_COSTS)
         costs, off = measure_pieces(ranks, device, cluster, make_step)
     if not ranks.first:
         return
-    replaced = " (in place of the one before)" if file.exists() else ""
+    replaced = f" (in place of that of {_written(file)})" if file.exists() else ""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, json.dumps(profile(found, device.type, ranks.world_size, local, costs), indent=1) + "\n")
     for series in found:
@@ -101,6 +105,7 @@ def profile(
     """The profile: speeds as `cluster.*` has them, what they were fitted to, and what pieces cost beside bytes."""
     return {
         "format": FORMAT,
+        "host": platform.node(),
         "device": device,
         "nodes": world_size // local,
         "ranks_per_node": local,
@@ -108,6 +113,10 @@ def profile(
         "piece_costs": costs.to_json(),
         "measured": {series.what: series.to_json() for series in found},
     }
+
+
+def _written(file: Path) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(file.stat().st_mtime))
 
 
 def _in_words(costs: PieceCosts, off: float) -> str:

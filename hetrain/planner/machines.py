@@ -1,6 +1,7 @@
 """The cluster that a config describes: its own numbers, else a measured profile's, else this machine's. No torch."""
 
 import math
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,28 @@ def read_profile(file: Path, device: str, nodes: int) -> tuple[dict[str, float],
     if measured_nodes == 1 and nodes > 1:
         speeds.pop("inter_gb_s", None)
     return speeds, piece_costs
+
+
+def check_replaceable(file: Path, device: str, nodes: int, ranks_per_node: int) -> None:
+    """Raise ConfigError where `file` holds anything but an earlier profile of these machines and as many ranks."""
+    if not file.exists():
+        return
+    other = "Name another file, as in cluster.profile=FILE, or remove that one."
+    try:
+        held = read_json(file)
+        there = held["device"], whole_number(held["nodes"]), whole_number(held["ranks_per_node"])
+        host = held.get("host", platform.node())  # profiles of before did not say
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{file}: is there and is no profile of hetrain ({error!r}). {other}") from error
+    if there != (device, nodes, ranks_per_node):
+        raise ConfigError(
+            f"{file}: holds what {_ranks_in_words(*there)} measured, and this run has "
+            f"{_ranks_in_words(device, nodes, ranks_per_node)}. {other}"
+        )
+    if host != platform.node():
+        raise ConfigError(f"{file}: was measured on {host}, and this is {platform.node()}. {other}")
+
+
+def _ranks_in_words(device: str, nodes: int, ranks_per_node: int) -> str:
+    ranks = f"{ranks_per_node} {device} rank{'s' if ranks_per_node > 1 else ''}"
+    return ranks if nodes == 1 else f"{nodes} machines of {ranks}"

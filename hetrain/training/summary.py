@@ -81,9 +81,12 @@ def _staleness_in_words(summary: Mapping[str, Any]) -> str:
     bound = summary["staleness"]
     if bound is None or not (summary["cache"] or {}).get("capacity_rows"):
         return ""
-    allowed = f"of {bound:g} allowed" if isinstance(bound, int | float) else "(no bound)"
-    unit = summary.get("staleness_unit", "updates")
-    return f", rows at most {summary['observed_staleness_max']:,} {unit} behind {allowed}"
+    unit, most = summary.get("staleness_unit", "updates"), summary["observed_staleness_max"]
+    if isinstance(bound, int | float):
+        return f", rows at most {most:,} {unit} behind of {bound:g} allowed"
+    if unit == "updates" and summary.get("missed_updates_max") is None:  # of no copy an owner was asked
+        return f", rows at most {most:,} of their worker's own updates behind, others' not counted (no bound)"
+    return f", rows at most {most:,} {unit} behind (no bound)"
 
 
 def _with_hit_rate(cache: Mapping[str, Any]) -> dict[str, Any]:

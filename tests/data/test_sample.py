@@ -48,6 +48,18 @@ def test_equal_settings_give_equal_rows_and_others_do_not(tmp_path):
     assert not table(tmp_path / "a", "test").equals(table(tmp_path / "c", "test"))
 
 
+def test_what_is_made_is_said_before_it_is(tmp_path):
+    said = []
+    ensure_sample(config(tmp_path / "s", rows=2000), say=said.append)
+    ensure_sample(config(tmp_path / "s", rows=2000), say=said.append)
+    ids = len(load_schema(tmp_path / "s").sparse)
+    dense = len(load_schema(tmp_path / "s").dense)
+    what = f"a sample data set of 2,000 rows with {dense} dense and {ids} sparse columns, about "
+    assert len(said) == 1
+    assert said[0].startswith(f"data.path={tmp_path / 's'}: making {what}")
+    assert said[0].endswith(" MB and 1 s")
+
+
 def test_made_once_and_made_anew_for_other_settings(tmp_path, caplog):
     path = tmp_path / "s"
     assert ensure_sample(config(path))

@@ -1,6 +1,7 @@
 """The cluster of a config: its numbers, a profile's, this machine's; and speeds fitted to times."""
 
 import json
+import platform
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hetrain.launch.rank_environment import check_machines
 from hetrain.planner.cluster import GIB
 from hetrain.planner.fit import line, relative_error
 from hetrain.planner.host_memory import host_memory
-from hetrain.planner.machines import PROFILE, machines_of
+from hetrain.planner.machines import PROFILE, check_replaceable, machines_of
 from hetrain.roles import Roles
 
 
@@ -110,3 +111,27 @@ def test_a_fit_is_never_negative() -> None:
     assert start == 0
     assert slope > 0
     assert line([1, 2, 3], [3, 2, 1])[1] == 0
+
+
+def test_a_profile_of_others_is_not_written_over(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    check_replaceable(file, "cpu", 1, 2)
+    mine = {"device": "cpu", "nodes": 1, "ranks_per_node": 2}
+    for held in (mine, {**mine, "host": platform.node()}):
+        file.write_text(json.dumps(held))
+        check_replaceable(file, "cpu", 1, 2)
+    for shape, words in (
+        (("cpu", 1, 1), "2 cpu ranks measured, and this run has 1 cpu rank"),
+        (("cuda", 1, 2), "2 cpu ranks measured, and this run has 2 cuda ranks"),
+        (("cpu", 2, 2), "2 cpu ranks measured, and this run has 2 machines of 2 cpu ranks"),
+    ):
+        with pytest.raises(ConfigError, match=rf"p\.json: holds what {words}\. Name another file"):
+            check_replaceable(file, *shape)
+    file.write_text(json.dumps({**mine, "host": "elsewhere"}))
+    with pytest.raises(ConfigError, match="was measured on elsewhere, and this is "):
+        check_replaceable(file, "cpu", 1, 2)
+    for text in ("name,rows", "[]", '{"device": "cpu"}', '{"device": "cpu", "nodes": "1", "ranks_per_node": 2}'):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="is there and is no profile of hetrain"):
+            check_replaceable(file, "cpu", 1, 2)
+        assert file.read_text() == text

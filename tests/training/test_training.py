@@ -54,6 +54,18 @@ def test_a_run_ends_with_the_staleness_observed(bound, kept, words):
     assert line.endswith(words or "from the cache")
 
 
+def test_without_a_bound_it_is_said_whose_updates_were_counted():
+    cache = {"hit_rate": 0.5, "capacity_rows": 5}
+    numbers = {"steps": 1, "examples": 2, "examples_per_s": 3.0, "bytes": {"total": 4}, "cache": cache}
+    about = {"staleness": "inf", "observed_staleness_max": 3, **numbers}
+    assert summary.in_words(about).endswith(
+        ", rows at most 3 of their worker's own updates behind, others' not counted (no bound)"
+    )
+    assert summary.in_words({**about, "missed_updates_max": 9}).endswith(", rows at most 3 updates behind (no bound)")
+    steps = {**about, "staleness_unit": "steps"}
+    assert summary.in_words(steps).endswith(", rows at most 3 steps behind (no bound)")
+
+
 def test_worker_clocks_are_told_in_steps():
     cache = {"hit_rate": 0.5, "capacity_rows": 5}
     numbers = {"steps": 1, "examples": 2, "examples_per_s": 3.0, "bytes": {"total": 4}, "cache": cache}

@@ -1,0 +1,74 @@
+"""What `eval` and `predict` take over a run's own config, and what `plan --calibrate` takes: the rest is named."""
+
+from pathlib import Path
+
+import pytest
+
+from hetrain.cli.calibrated import check_calibrated
+from hetrain.cli.command import run
+from hetrain.config.compose import compose, config_folders, to_yaml
+from hetrain.errors import ConfigError
+
+FOLDERS = config_folders(None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder with the config of a `het` run of WDL."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    (folder / "config.yaml").write_text(to_yaml(compose(["consistency=het"], FOLDERS)))
+    return folder
+
+
+def refused(folder: Path, word: str, verb: str = "eval") -> str:
+    with pytest.raises(ConfigError) as error:
+        run([verb, f"run={folder}", "out=x.csv", word] if verb == "predict" else [verb, f"run={folder}", word])
+    return str(error.value).replace(str(folder), "RUN")
+
+
+OWN = "expected the model of the run, whose weights these are"
+IDLE = "eval does not read it, as it trains nothing: what the run had is in RUN/config.yaml. Leave it out."
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("model=dlrm", f"{OWN} (hetrain.models.WDL in RUN/config.yaml). Leave it out."),
+        ("model.hidden=[16]", f"{OWN} (model.hidden=[256,256,256] in RUN/config.yaml). Leave it out."),
+        ("model.embedding_dim=32", f"{OWN} (model.embedding_dim=16 in RUN/config.yaml). Leave it out."),
+        ("optimizer=sgd", IDLE),
+        ("seed=7", IDLE),
+        ("data.shuffle=false", IDLE),
+        ("planner.plan=there", IDLE),
+        ("train.batch_size=7", "eval does not read it, but train.eval_batch_size. Leave it out."),
+    ],
+)
+def test_the_word_that_was_typed_is_named(folder: Path, word: str, says: str) -> None:
+    assert refused(folder, word) == f"{word}: {says}"
+
+
+def test_an_experiment_is_none_of_a_run(folder: Path) -> None:
+    assert refused(folder, "+experiment=dlrm_bsp", "predict") == (
+        "+experiment=dlrm_bsp: predict takes the config that the run saved, RUN/config.yaml. Leave it out, or set "
+        "single keys, as in data.path=DIR."
+    )
+
+
+def test_what_says_the_same_or_where_to_run_is_taken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = ["model=wdl", "optimizer.rows.lr=0.02", "seed=1"]
+    other = ["consistency=bsp", "launch.nproc=1", "data.path=there", "train.eval_batch_size=8", "planner=hierarchical"]
+    assert run(["eval", f"run={folder}", *same, *other, "--cfg", "job"]) == 0
+    assert "path: there" in capsys.readouterr().out
+    assert run(["eval", f"run={folder}", "model._target_=moved.WDL", "--cfg", "job"]) == 0
+    assert "_target_: moved.WDL" in capsys.readouterr().out
+
+
+def test_calibration_measures_the_machine_it_runs_on() -> None:
+    check_calibrated(["launch.nproc=4", "launch=cpu", "cluster.profile=mine.json"])
+    for word in ("cluster=dgx_a100", "cluster.nodes=2", "model=dlrm", "+experiment=merlin_tiny"):
+        with pytest.raises(ConfigError) as error:
+            check_calibrated(["launch.nproc=4", word])
+        assert str(error.value).startswith(f"{word}: --calibrate measures the machine it runs on, with launch.nproc")
+        assert ("calibrate on one of them" in str(error.value)) == word.startswith("cluster")
+    with pytest.raises(ConfigError, match=r"^cluster=dgx_a100: --calibrate measures"):
+        run(["plan", "--calibrate", "cluster=dgx_a100"])
