@@ -18,6 +18,7 @@ TIERS = ("hbm", "cached", "ddr")
 PLANNERS = ("torchrec", "hierarchical", "round_robin", "memory_balanced", "memory_optimized")
 STORE_SHARDING = ("table_wise", "row_wise")
 MOST_GIB = 1 << 33  # of a memory: its bytes stay inside of int64
+MOST_EFFORT = 1000  # hours
 GIVEN = "The plan that is given decides; leave it out, or make another plan with it (hetrain plan)."
 OURS = "It belongs to the others, such as planner=hierarchical."
 
@@ -28,6 +29,8 @@ def planner_findings(cfg: RunConfig) -> Iterator[str]:
     yield from one_of("planner.name", planner.name, PLANNERS)
     yield from positive("planner.memory_gib", planner.memory_gib, "null takes the device's own.")
     yield from at_most("planner.memory_gib", planner.memory_gib, MOST_GIB)
+    yield from positive("planner.effort", planner.effort, "1 plans in seconds, 10 takes ten times as long.")
+    yield from at_most("planner.effort", planner.effort, MOST_EFFORT)
     types = planner.sharding_types
     if types is not None and not types:
         yield finding("planner.sharding_types", "[]", "at least one of " + ", ".join(SHARDING_TYPES))

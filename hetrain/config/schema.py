@@ -105,6 +105,7 @@ class PlannerConfig:
     row_slice_threshold: int | None = None  # elements: tables from it on are cut by rows over all ranks
     tiers: list[str] | None = None  # memories that may hold rows: hbm | cached (ddr, with a cache in hbm) | ddr
     constraints: dict[str, ConstraintConfig] = field(default_factory=dict)  # '{C3: {sharding_types: [row_wise]}}'
+    effort: float = 1.0  # hierarchical: work of the search and its bound, of some 10 s at most; 10 is ten times as much
     plan: str | None = None  # a plan.json, or the folder of one, to train by; null: one is made, as the other keys say
 
 

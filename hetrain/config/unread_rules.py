@@ -230,6 +230,14 @@ RULES = (
         _when(lambda cfg: cfg.planner.plan is not None, *PLANNED),
     ),
     Rule(
+        ("planner.effort",),
+        _when(
+            lambda cfg: cfg.planner.name != "hierarchical" or cfg.planner.plan is not None,
+            "as only planner=hierarchical searches for long",
+            "Take planner=hierarchical",
+        ),
+    ),
+    Rule(
         ("planner.name", "planner.sharding_types"),
         _when(lambda cfg: cfg.planner.plan is not None, *PLANNED),
         typed=True,

@@ -12,17 +12,17 @@ from hetrain.planner.place import Layout
 WORTH = 0.002  # of the slowest rank's time: less is not searched for
 
 
-def search_types(menu: Menu) -> tuple[Layout | None, Bound]:
+def search_types(menu: Menu, effort: float = 1.0) -> tuple[Layout | None, Bound]:
     """The best layout found, sharding types counted, and the bound on all of them without what types cost."""
-    found, bound = search(menu)
+    found, bound = search(menu, effort)
     better = found
     while better is not None:
         found = better
-        better = _improved(menu, found)
+        better = _improved(menu, found, effort)
     return found, bound
 
 
-def _improved(menu: Menu, found: Layout) -> Layout | None:
+def _improved(menu: Menu, found: Layout, effort: float) -> Layout | None:
     """A better layout of other sharding types; None where there is none, or nothing to gain."""
     used, best, total = found.kinds, None, _total(found)
     if found.types_ms - menu.least_types_ms <= WORTH * found.slowest:
@@ -32,7 +32,7 @@ def _improved(menu: Menu, found: Layout) -> Layout | None:
         some = menu.of_kinds(kinds)
         if some is None or lower_bound(some).ms + some.least_types_ms >= total:
             continue
-        layout, _ = search(some)
+        layout, _ = search(some, effort)
         if layout is not None and _total(layout) < total:
             best, total = layout, _total(layout)
     return best

@@ -64,9 +64,7 @@ def _relaxed(menu: Menu, bound: Bound) -> tuple[Packing, Worth]:
     return packing, worth(menu, packing.pack(mean, ms, packing.least_everywhere, ms), bound.ms)
 
 
-def _improved(
-    menu: Menu, tried: Sequence[list[tuple[Layout, Worth]]], ms: float, effort: float
-) -> Layout | None:
+def _improved(menu: Menu, tried: Sequence[list[tuple[Layout, Worth]]], ms: float, effort: float) -> Layout | None:
     """The best of the most promising layouts of each origin, rebuilt until near `ms`; None: there are none."""
     most = ms * GOOD
     sorts = [sorted(ways, key=lambda way: _promise(way[0])) for ways in tried]

@@ -25,4 +25,5 @@ class Options:
     column_slice_threshold: int | None = None  # tables above it are cut by columns into pieces up to it
     row_slice_threshold: int | None = None  # tables from it on are cut by rows over all ranks
     constraints: Mapping[str, Constraint] = field(default_factory=dict)  # table name -> its rules
+    effort: float = 1.0  # times the work of a search that could go on
     data_parallel_by_price: bool = True  # False: only what the threshold or a constraint says is replicated

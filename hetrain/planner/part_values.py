@@ -42,9 +42,7 @@ def with_items(best: Floats, items: Items) -> Floats:
     return new
 
 
-def values_of(
-    demand: Mapping[Part, float], copies: Ints, capacity: int, known: Iterable[tuple[Part, ...]]
-) -> Valued:
+def values_of(demand: Mapping[Part, float], copies: Ints, capacity: int, known: Iterable[tuple[Part, ...]]) -> Valued:
     """Values of the parts asked for that make them worth most; copies: [C] tables of each kind.
 
     `known` are patterns of earlier demands, which spare some of the work.
@@ -56,7 +54,7 @@ def values_of(
         return Valued(0.0, {}, [], 0)
     at = {part: k for k, part in enumerate(parts)}
     asked = np.array([demand[part] for part in parts])
-    patterns = dict.fromkeys((part,) for part in parts)
+    patterns: dict[tuple[Part, ...], None] = dict.fromkeys((part,) for part in parts)
     patterns.update(dict.fromkeys(kept for p in known if (kept := tuple(part for part in p if part in at))))
     worth, values, work = 1.0, np.zeros(len(parts)), 0
     for _ in range(ITERATIONS):
@@ -121,7 +119,7 @@ def _fitting(items: Items, tables: int, capacity: int) -> int:
 
 def _together(a: Floats, b: Floats) -> Floats:
     """The most that rooms shared between two are worth, from what each makes of a room: both rise in steps."""
-    total = a + b[0]
+    total: Floats = a + b[0]
     for room in (np.flatnonzero(np.diff(b) > TINY) + 1).tolist():
         np.maximum(total[room:], a[:-room] + b[room], out=total[room:])
     return total

@@ -107,6 +107,7 @@ def options_of(
             name: Constraint(tuple(rule.sharding_types), tuple(rule.tiers), rule.columns)
             for name, rule in cfg.constraints.items()
         },
+        effort=cfg.effort,
         data_parallel_by_price=engine == "torchrec" or replicas_by_price,
     )
 

@@ -54,7 +54,7 @@ def make_plan(
     case = Case(strategy, tuple(loads), cluster, engine, batch_size, options or Options(), workers)
     menu = menu_of(case)
     if strategy == OURS:
-        found, bound = search_types(menu)
+        found, bound = search_types(menu, case.options.effort)
         layout, left = (found, -1) if found is not None else _by_memory(menu, case.options)
     else:
         layout, left = lay_out(strategy, menu, case.options)

@@ -55,9 +55,7 @@ def _refuted(packing: Packing, whole: WholeTables, ms: float, until: float) -> b
     )
 
 
-def _mixtures(
-    packing: Packing, whole: WholeTables, bound: float, ways: list[Way], until: float
-) -> Iterator[Mixture]:
+def _mixtures(packing: Packing, whole: WholeTables, bound: float, ways: list[Way], until: float) -> Iterator[Mixture]:
     for above in ABOVE:
         ms = bound * above
         for low, high in _intervals(packing, ms):

@@ -1,4 +1,4 @@
-"""Every way to cut a table that patterns are made of: cuts of the menu, and strips of columns of unequal widths."""
+"""Every way to cut a table that bounds are made of: cuts of the menu, and strips of columns of unequal widths."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -48,7 +48,7 @@ class WholeTables:
         self.work = 0  # rows of linear programs, so far
 
     def refutes(self, slowest: float, low: float, high: float, until: float) -> bool:
-        """Whether it is shown that no plan of `slowest` ms spends `low` to `high` on what all ranks do, as far as `until` is worked."""
+        """Whether no plan of `slowest` ms has ranks that all spend `low` to `high` on the same; works until `until`."""
         asked, whole = self._question(slowest, low, high), False
         for turn in range(ROUNDS):
             if self.work > until:
