@@ -74,6 +74,13 @@ def _options(args: argparse.Namespace, mode: str) -> list[str]:
     return found
 
 
+def _read(overrides: list[str], option: str) -> list[str]:
+    """Overrides that a run with `option` reads: keys of dct are refused where nothing travels so."""
+    if option == "dct" or any(o.startswith("comms.") and o.endswith("=dct") for o in overrides):
+        return overrides
+    return [o for o in overrides if not o.startswith("comms.dct.")]
+
+
 # -- bytes and time on emulated hosts ----------------------------------------------------------------
 
 
@@ -99,7 +106,7 @@ def _lab_cell(args: argparse.Namespace, mode: str, option: str, rate: str) -> di
         f"train.batch_size={BATCH}",
         f"train.max_steps={args.steps}",
         "launch.threads=1",
-        *args.overrides,
+        *_read(args.overrides, option),
     ]
     name = f"{args.tag}{args.hosts}-{rate}-{file_name(mode)}-{option}"
     return run_lab_cell(name, ["--hosts", str(args.hosts), "--rate", rate], overrides, args.out, args.runs)
@@ -145,7 +152,7 @@ def _auc(args: argparse.Namespace) -> None:
             option: [
                 run_cell(
                     f"{args.tag}{file_name(mode)}-{option}-{seed}",
-                    [*common, *MODES[mode], f"comms={option}", f"seed={seed}", *args.overrides],
+                    [*common, *MODES[mode], f"comms={option}", f"seed={seed}", *_read(args.overrides, option)],
                     args.out,
                     args.runs,
                 )
