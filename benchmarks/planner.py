@@ -3,7 +3,8 @@
     python benchmarks/planner.py [workload:ranks ...]
 
 Nodes of 8 ranks, 80 GiB and 200 GiB of host memory each, batch 8192 per rank, TorchRec's default speeds, SGD. Limits as
-TorchRec's default reservation leaves them: 85% of 80 GiB less 20 copies of a batch's ids; `:15%` takes the 15% only.
+TorchRec's default reservation leaves them: 85% of 80 GiB less 20 copies of a batch's ids; `:15%` takes the 15% only,
+`:x10` is planner.effort=10.
 The figures of TorchRec's planner and of a simple one (largest first, choosing each table's sharding) are recorded ones:
 the best of TorchRec's proposers within the time limits noted in docs/benchmarks.md. They are milliseconds of the
 slowest rank, as ours and the bound.
@@ -18,6 +19,7 @@ from planner_tables import workload
 
 from hetrain.errors import ConfigError
 from hetrain.planner.cluster import GIB, Cluster
+from hetrain.planner.options import Options
 from hetrain.planner.planned import Planned
 from hetrain.planner.strategies import make_plan
 from hetrain.planner.workload import TableLoad
@@ -36,6 +38,7 @@ RECORDED: dict[str, dict[int, tuple[float | None, float | None]]] = {
 }
 CASES = (
     *(f"{name}:{ranks}" for name in ("kaggle", "dcnv2") for ranks in (8, 16, 32, 64, 128)),
+    *(f"dcnv2:{ranks}:x10" for ranks in (32, 64, 128)),
     *(f"tiny:{ranks}" for ranks in (8, 16, 32, 64)),
     *(f"{name}:{ranks}" for name in ("small", "medium", "large") for ranks in (8, 16, 128)),
     *("heavy856:8", "heavy856:16", "jumbo:64", "jumbo:80", "colossal:128", "colossal:128:15%", "colossal:512:15%"),
@@ -54,10 +57,13 @@ def row(case: str) -> str:
     """A line of the table."""
     name, ranks, *rest = case.split(":")
     loads = workload(name)
-    machines = cluster(loads, int(ranks), not rest)
+    efforts = [float(word[1:]) for word in rest if word.startswith("x")]
+    machines = cluster(loads, int(ranks), "15%" not in rest)
     began = time.process_time()
     try:
-        planned: Planned | None = make_plan("hierarchical", loads, machines, "torchrec", BATCH)
+        planned: Planned | None = make_plan(
+            "hierarchical", loads, machines, "torchrec", BATCH, Options(effort=max(efforts, default=1.0))
+        )
         why = ""
     except ConfigError as error:
         planned, why = None, str(error)
