@@ -19,7 +19,7 @@ from hetrain.planner.whole import WholeTables
 WIDTH = 0.02  # of the slowest rank's time: intervals of what all ranks do
 STEPS = (0.005, 0.002)  # relative: by how much more than the last a slowest rank is tried, the first until it fails
 FOR_MIXTURES = 0.3  # of the work
-ABOVE = (1.003, 1.015)  # multiples of the bound that mixtures are wanted for
+ABOVE = (1.003, 1.015)  # multiples of the bound, at first and at last, that mixtures are wanted for
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,13 @@ def tightened(menu: Menu, bound: Bound, slowest: float, work: int) -> tuple[Boun
     ways = ways_of(packing.menu, memory=any(packing.prices(bound.ms)))
     limits = (float(menu.cluster.hbm_bytes), float(menu.cluster.ddr_bytes))
     whole = WholeTables(ways, menu.copies, limits, menu.cluster.world_size)
+    first = bound.ms
     for step in STEPS:
         until = work * (1 - FOR_MIXTURES)
         while bound.ms < slowest and _refuted(packing, whole, ms := min(bound.ms * (1 + step), slowest), until):
             bound = Bound(ms, f"no whole tables fill the ranks{binding(packing, ms)}", True)
-    return bound, list(_mixtures(packing, whole, bound.ms, ways, whole.work + work * FOR_MIXTURES))
+    wanted = sorted({ms * above for ms in (first, bound.ms) for above in ABOVE})
+    return bound, list(_mixtures(packing, whole, wanted, ways, work * FOR_MIXTURES / len(wanted)))
 
 
 def _refuted(packing: Packing, whole: WholeTables, ms: float, until: float) -> bool:
@@ -55,9 +57,11 @@ def _refuted(packing: Packing, whole: WholeTables, ms: float, until: float) -> b
     )
 
 
-def _mixtures(packing: Packing, whole: WholeTables, bound: float, ways: list[Way], until: float) -> Iterator[Mixture]:
-    for above in ABOVE:
-        ms = bound * above
+def _mixtures(
+    packing: Packing, whole: WholeTables, wanted: list[float], ways: list[Way], work: float
+) -> Iterator[Mixture]:
+    for ms in wanted:
+        until = whole.work + work
         for low, high in _intervals(packing, ms):
             if whole.work < until and not packing.refuted(ms, low, high) and not whole.refutes(ms, low, high, until):
                 yield Mixture(ms, ways, whole.mixture)
