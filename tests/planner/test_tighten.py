@@ -1,5 +1,7 @@
 """What whole tables refute no plan does, by trying every plan; and they refute what simpler bounds cannot."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,3 +84,24 @@ def test_without_work_the_bound_stays():
     menu = menu_of([(size, 0.0, 0.0, 1) for size in (0.45,) * 6 + (0.35,) * 3 + (0.3,) * 3], cluster(4, 1, 10_000))
     bound = lower_bound(menu)
     assert tightened(menu, bound, 1.3, 0) == (bound, [])
+
+
+def test_memory_refutes_nothing_where_ways_that_save_it_are_left_out():
+    """Devices hold none of these tables whole but hosts do, a little slower: a plan of 0.7 ms is not refuted."""
+    c = Cluster("cuda", 2, 1, 30, 10**6, 900.0, 50.0, 600.0, 12.5)
+    tables = [(0.1, 71, 1.01), (0.58, 64, 1.0), (0.53, 24, 1.0)]  # ms, bytes, ms on the host
+    loads = [TableLoad(Table(f"t{k}", k + 1, 4, (f"t{k}",), 0.01), (1.0,)) for k in range(len(tables))]
+
+    def prices(load, kinds, tiers, columns):
+        whole, used, slower = tables[load.table.rows - 1]
+        in_hbm = [cut("table_wise", RANK, 1, whole, used, c), cut("column_wise", RANK, 2, whole * 0.6, used // 2, c)]
+        on_host = [
+            replace(x, tier="ddr", compute_ms=x.cost * slower, hbm=0, hbm_total=0, ddr=x.hbm, ddr_total=x.hbm_total)
+            for x in in_hbm
+        ]
+        return in_hbm + on_host
+
+    menu = make_menu(loads, c, prices, Options())
+    best, bound = best_of_all(menu), lower_bound(menu)
+    tighter, _ = tightened(menu, bound, best * 1.2, 50_000)
+    assert bound.ms <= tighter.ms <= best * (1 + 1e-9)
