@@ -39,8 +39,10 @@ def tightened(menu: Menu, bound: Bound, slowest: float, work: int) -> tuple[Boun
     if len(menu.cuts) > MANY:
         return bound, []
     packing = Packing(with_strips(menu))
-    ways = ways_of(packing.menu, memory=any(packing.prices(bound.ms)))
-    limits = (float(menu.cluster.hbm_bytes), float(menu.cluster.ddr_bytes))
+    memory = any(packing.prices(bound.ms))
+    ways = ways_of(packing.menu, memory=memory)
+    # without memory the ways that save it are left out: what is left cannot be held to it
+    limits = (float(menu.cluster.hbm_bytes), float(menu.cluster.ddr_bytes)) if memory else (np.inf, np.inf)
     whole = WholeTables(ways, menu.copies, limits, menu.cluster.world_size)
     first = bound.ms
     for step in STEPS:

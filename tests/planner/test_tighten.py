@@ -1,6 +1,9 @@
 """What whole tables refute no plan does, by trying every plan; and they refute what simpler bounds cannot."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,3 +85,35 @@ def test_without_work_the_bound_stays():
     menu = menu_of([(size, 0.0, 0.0, 1) for size in (0.45,) * 6 + (0.35,) * 3 + (0.3,) * 3], cluster(4, 1, 10_000))
     bound = lower_bound(menu)
     assert tightened(menu, bound, 1.3, 0) == (bound, [])
+
+
+def two_tiers(tables, hbm, ddr):
+    """`tables`: milliseconds of a whole one and of its replicas, bytes, how much slower hosts are."""
+    c = Cluster("cuda", 2, 1, hbm, ddr, 900.0, 50.0, 600.0, 12.5)
+    loads = [TableLoad(Table(f"t{k}", k + 1, 4, (f"t{k}",), 0.01), (1.0,)) for k in range(len(tables))]
+
+    def prices(load, kinds, tiers, columns):
+        whole, replica, used, slower = tables[load.table.rows - 1]
+        found = [cut("table_wise", RANK, 1, whole, used, c), cut("column_wise", RANK, 2, whole * 0.6, used // 2, c)]
+        found += [cut("data_parallel", ALL, 1, replica, used, c)] * bool(replica)
+        return found + [
+            replace(x, tier="ddr", compute_ms=x.cost * slower, hbm=0, hbm_total=0, ddr=x.hbm, ddr_total=x.hbm_total)
+            for x in found
+            if slower
+        ]
+
+    return make_menu(loads, c, prices, Options())
+
+
+@pytest.mark.parametrize(
+    "menu",
+    [
+        two_tiers([(0.1, 0.0, 71, 1.01), (0.58, 0.0, 64, 1.0), (0.53, 0.0, 24, 1.0)], 30, 10**6),  # leaner
+        two_tiers([(0.78, 0.03, 20, 1.0), (0.85, 0.08, 19, 1.3), (0.34, 0.48, 14, 0.0)], 14, 40),  # more on every rank
+    ],
+)
+def test_ways_that_are_left_out_refute_nothing(menu):
+    """Some ways to cut a table are nowhere better than others in time, but hosts have room for them alone."""
+    best, bound = best_of_all(menu), lower_bound(menu)
+    tighter, _ = tightened(menu, bound, best * 1.2, 50_000)
+    assert bound.ms <= tighter.ms <= best * (1 + 1e-9)
