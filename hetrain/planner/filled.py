@@ -17,7 +17,7 @@ from hetrain.planner.menu import Menu
 from hetrain.planner.place import NONE, Layout
 from hetrain.planner.worth import Worth
 
-MARGIN = 0.5  # by which a cut may waste more than the best of its table
+MARGIN = 1.0  # by which a cut may waste more than the best of its table
 MISSING = 2.0  # what a table left over costs, of what it is worth
 ROUNDS, FEWER = 25, 4  # of finding fillings, at first and for the rest
 TINY = 1e-6

@@ -6,7 +6,8 @@ from itertools import cycle, zip_longest
 import numpy as np
 
 from hetrain.planner.bound import Bound, lower_bound, tightened
-from hetrain.planner.candidates import FEW, LARGE, built, chosen, largest_first, of_mixtures, shared, size_of
+from hetrain.planner.candidates import FEW, LARGE, built, choices, chosen, largest_first, of_mixtures, shared, size_of
+from hetrain.planner.filled import filled
 from hetrain.planner.improve import improve
 from hetrain.planner.menu import Menu, with_strips
 from hetrain.planner.packing import Packing, mean
@@ -28,7 +29,9 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     if not bound.feasible:
         return None, bound
     packing, spent = _relaxed(menu, bound)
-    tried = [(layout, spent) for layout in chosen(Packing(menu), spent, bound.ms)]
+    many = len(menu.loads) > LARGE
+    full = [(layout, spent) for layout in filled(menu, spent, choices(Packing(menu), bound.ms), bound.ms)] if many else []
+    tried = full or [(layout, spent) for layout in chosen(Packing(menu), spent, bound.ms)]
     if len(menu.loads) <= LARGE:
         tried += built(menu, [spent, *shared(packing, spent, bound.ms)], bound.ms)
     even: list[tuple[Layout, Worth]] = []
