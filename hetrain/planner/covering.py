@@ -1,9 +1,9 @@
 """Which fillings of ranks cover all tables: Gilmore and Gomory's linear program (1961), by column generation.
 
-    minimise room used + what is missing    where fillings of a class of ranks <= its ranks, tables covered + missing >= all
+    minimise room used + what is missing    where the fillings of a class <= its ranks, what they cover + missing = all
 
-Its dual gives a table of every kind a worth; the filling of a rank worth most, at these, is a knapsack problem. Fillings
-worth more than the room they use are added until there are none, or for a counted number of rounds.
+Its dual gives a table of every kind a worth; the filling worth most, at these, is the solution of a knapsack problem.
+Fillings worth more than the room they use are added until there are none, or for a counted number of rounds.
 """
 
 from dataclasses import dataclass
@@ -41,12 +41,23 @@ class Covering:
     """The program with the fillings found so far: the class of ranks of each [N], and its parts [N, I]."""
 
     def __init__(self, parts: Parts, rooms: Floats, missing: Floats) -> None:
-        """rooms: [classes, resources] of a rank of each class, as shares of a whole rank; missing: [C] cost of a table."""
+        """Of ranks with `rooms` [classes, resources], as shares of a whole rank; `missing` [C]: what a table costs."""
         self._parts, self._rooms, self._missing = parts, np.maximum(rooms, 1e-9), missing
         self._share = np.zeros((len(parts.kind), len(missing)))  # of a table that a part is
         self._share[np.arange(len(parts.kind)), parts.kind] = 1 / parts.of_table
         self.of_class: Ints = np.zeros(0, dtype=np.int64)
         self.fillings: Ints = np.zeros((0, len(parts.kind)), dtype=np.int64)
+
+    def adopt(self, other: "Covering") -> None:
+        """Take over what another program of the same parts and classes found, where it fits."""
+        fits = (other.fillings @ self._parts.sizes <= self._rooms[other.of_class] + 1e-12).all(1)
+        self.fillings, self.of_class = other.fillings[fits], other.of_class[fits]
+
+    @property
+    def covers(self) -> Floats:
+        """Tables of each kind that a filling covers [N, C], in fractions where it holds parts."""
+        held: Floats = self.fillings @ self._share
+        return held
 
     def solve(self, need: Floats, ranks: Ints, rounds: int) -> Covered:
         """Cover `need` [C] tables of each kind with `ranks` [classes], finding fillings for at most `rounds` rounds."""
@@ -76,9 +87,8 @@ class Covering:
         from scipy.optimize import linprog
 
         kinds, fillings = len(need), len(self.fillings)
-        covers = (self.fillings @ self._share).T
         within: NDArray[np.bool_] = self.of_class[None, :] == np.arange(len(ranks))[:, None]
-        matrix = np.block([[-covers, -np.eye(kinds)], [within.astype(float), np.zeros((len(ranks), kinds))]])
+        matrix = np.block([[-self.covers.T, -np.eye(kinds)], [within.astype(float), np.zeros((len(ranks), kinds))]])
         cost = np.concatenate([self._rooms[self.of_class, 0], self._missing])
         solved = linprog(cost, matrix, np.concatenate([-need, ranks]), method="highs")
         duals = -solved.ineqlin.marginals

@@ -65,7 +65,7 @@ class _Labels:
 
     def _add(self, item: int, worth: Floats, used: Floats, source: Ints) -> Ints:
         """The labels, of those given, that are worth more than what their cells have."""
-        cell = np.minimum((used[:, :2] * CELLS).astype(np.int64), CELLS) @ np.array([CELLS + 1, 1])
+        cell = np.minimum((used[:, :2] * CELLS + 1e-9).astype(np.int64), CELLS) @ np.array([CELLS + 1, 1])
         held = self._of_cell[cell]
         better = (held < 0) | (worth > self._worth[held] * (1 + LIKE))
         order = np.flatnonzero(better)[np.argsort(worth[better], kind="stable")]

@@ -30,19 +30,26 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
         return None, bound
     packing, spent = _relaxed(menu, bound)
     many = len(menu.loads) > LARGE
-    full = [(layout, spent) for layout in filled(menu, spent, choices(Packing(menu), bound.ms), bound.ms)] if many else []
+    full = _full(menu, spent, bound.ms) if many else []
     tried = full or [(layout, spent) for layout in chosen(Packing(menu), spent, bound.ms)]
-    if len(menu.loads) <= LARGE:
+    if not many:
         tried += built(menu, [spent, *shared(packing, spent, bound.ms)], bound.ms)
     even: list[tuple[Layout, Worth]] = []
-    if len(menu.loads) <= LARGE or not tried:
+    if not many or not tried:
         even = [(layout, spent.without_strips()) for layout in largest_first(Packing(menu), bound.ms)]
     mixed: list[tuple[Layout, Worth]] = []
     slowest = min((layout.slowest for layout, _ in (*tried, *even)), default=0.0)
     if slowest > bound.ms * NEAR_ENOUGH:
         bound, mixtures = tightened(menu, bound, slowest, WORK if len(menu.loads) <= FEW else LESS_WORK)
         mixed = [(layout, spent) for layout in of_mixtures(menu, spent, mixtures)]
-    return _improved(menu, (tried, even, mixed), bound.ms), bound
+        if any(spent.scarce) and not many:
+            full = _full(menu, spent, bound.ms)
+    return _improved(menu, (tried, even, mixed, full), bound.ms), bound
+
+
+def _full(menu: Menu, spent: Worth, ms: float) -> list[tuple[Layout, Worth]]:
+    """Layouts made rank by rank: a small part of the work of making them table by table, where tables are many."""
+    return [(layout, spent) for layout in filled(menu, spent, choices(Packing(menu), ms), ms)]
 
 
 def fits(menu: Menu) -> bool:
