@@ -18,6 +18,7 @@ from hetrain.planner.worth import Worth, worth
 GOOD = 1.002  # of the bound: the search stops
 NEAR_ENOUGH = 1.01  # of the bound: it is not asked for more
 WORK, LESS_WORK = 200_000, 50_000  # of asking patterns: large parts, which they are for, are few of many tables
+CROWDED = 0.75  # of a memory on the mean rank: where less is used, time alone tells what fits
 IMPROVED = 5  # layouts that the local search works on
 ROUNDS, MOST_ROUNDS = 3, 3000  # of rebuilding, for each pair of tables and at most
 EFFORT = 30_000  # tables put in, roughly, in rebuilding
@@ -38,11 +39,11 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
     if not many or not tried:
         even = [(layout, spent.without_strips()) for layout in largest_first(Packing(menu), bound.ms)]
     mixed: list[tuple[Layout, Worth]] = []
-    slowest = min((layout.slowest for layout, _ in (*tried, *even)), default=0.0)
-    if slowest > bound.ms * NEAR_ENOUGH:
-        bound, mixtures = tightened(menu, bound, slowest, WORK if len(menu.loads) <= FEW else LESS_WORK)
+    best = min((layout for layout, _ in (*tried, *even)), key=lambda layout: layout.slowest, default=None)
+    if best is not None and best.slowest > bound.ms * NEAR_ENOUGH:
+        bound, mixtures = tightened(menu, bound, best.slowest, WORK if len(menu.loads) <= FEW else LESS_WORK)
         mixed = [(layout, spent) for layout in of_mixtures(menu, spent, mixtures)]
-        if any(spent.scarce) and not many:
+        if not many and best.crowded > CROWDED:
             full = _full(menu, spent, bound.ms)
     return _improved(menu, (tried, even, mixed, full), bound.ms), bound
 
