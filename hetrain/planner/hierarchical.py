@@ -18,7 +18,8 @@ from hetrain.planner.worth import Worth, worth
 GOOD = 1.002  # of the bound: the search stops
 NEAR_ENOUGH = 1.01  # of the bound: it is not asked for more
 WORK, LESS_WORK = 200_000, 50_000  # of asking patterns: large parts, which they are for, are few of many tables
-CROWDED = 0.75  # of a memory on the mean rank: where less is used, time alone tells what fits
+WELL_FILLED = 1.03  # of the bound: layouts of filled ranks that are better need no others beside them
+CROWDED = 0.75  # of a memory on the mean rank: where less is used, time alone says what fits
 IMPROVED = 5  # layouts that the local search works on
 ROUNDS, MOST_ROUNDS = 3, 3000  # of rebuilding, for each pair of tables and at most
 EFFORT = 30_000  # tables put in, roughly, in rebuilding
@@ -31,25 +32,32 @@ def search(menu: Menu) -> tuple[Layout | None, Bound]:
         return None, bound
     packing, spent = _relaxed(menu, bound)
     many = len(menu.loads) > LARGE
-    full = _full(menu, spent, bound.ms) if many else []
-    tried = full or [(layout, spent) for layout in chosen(Packing(menu), spent, bound.ms)]
+    tried = _full(menu, spent, bound.ms) if many else []
+    if _slowest(tried) > bound.ms * WELL_FILLED:
+        tried += [(layout, spent) for layout in chosen(Packing(menu), spent, bound.ms)]
     if not many:
         tried += built(menu, [spent, *shared(packing, spent, bound.ms)], bound.ms)
     even: list[tuple[Layout, Worth]] = []
     if not many or not tried:
         even = [(layout, spent.without_strips()) for layout in largest_first(Packing(menu), bound.ms)]
     mixed: list[tuple[Layout, Worth]] = []
-    best = min((layout for layout, _ in (*tried, *even)), key=lambda layout: layout.slowest, default=None)
-    if best is not None and best.slowest > bound.ms * NEAR_ENOUGH:
-        bound, mixtures = tightened(menu, bound, best.slowest, WORK if len(menu.loads) <= FEW else LESS_WORK)
+    full: list[tuple[Layout, Worth]] = []
+    slowest = _slowest(tried + even)
+    if bound.ms * NEAR_ENOUGH < slowest < np.inf:
+        bound, mixtures = tightened(menu, bound, slowest, WORK if len(menu.loads) <= FEW else LESS_WORK)
         mixed = [(layout, spent) for layout in of_mixtures(menu, spent, mixtures)]
-        if not many and best.crowded > CROWDED:
+        if not many and max(layout.crowded for layout, _ in tried + even) > CROWDED:
             full = _full(menu, spent, bound.ms)
     return _improved(menu, (tried, even, mixed, full), bound.ms), bound
 
 
+def _slowest(ways: list[tuple[Layout, Worth]]) -> float:
+    """Milliseconds of the best of the layouts; infinite where there are none."""
+    return min((layout.slowest for layout, _ in ways), default=np.inf)
+
+
 def _full(menu: Menu, spent: Worth, ms: float) -> list[tuple[Layout, Worth]]:
-    """Layouts made rank by rank: a small part of the work of making them table by table, where tables are many."""
+    """Layouts made rank by rank."""
     return [(layout, spent) for layout in filled(menu, spent, choices(Packing(menu), ms), ms)]
 
 
