@@ -37,7 +37,7 @@ def chosen(packing: Packing, spent: Worth, ms: float) -> Iterator[Layout]:
     targets = TARGETS if builds > 50 else TARGETS[-1:]
     many = builds // len(targets) if len(menu.loads) > LARGE else CHOICES
     placed = 0
-    for choice in _choices(packing, ms):
+    for choice in choices(packing, ms):
         built = (build(menu, spent, ms * target, how, choice=choice) for target in targets)
         fitting = [*takewhile(lambda layout: layout is not None, built)]
         yield from (layout for layout in fitting if layout is not None)
@@ -50,7 +50,7 @@ def largest_first(packing: Packing, ms: float) -> Iterator[Layout]:
     """Layouts of the same choices, the largest parts first on the least loaded ranks, in any way that memory allows."""
     menu = packing.menu
     found = 0
-    for choice in _choices(packing, ms):
+    for choice in choices(packing, ms):
         ways = (place(menu, choice, by_memory=b, lean=lean) for b, lean in product((False, True), (0.0, 0.5)))
         layout = next((way for way in ways if way is not None), None)
         if layout is not None:
@@ -60,7 +60,7 @@ def largest_first(packing: Packing, ms: float) -> Iterator[Layout]:
             return
 
 
-def _choices(packing: Packing, ms: float) -> list[Ints]:
+def choices(packing: Packing, ms: float) -> list[Ints]:
     """Cuts for every table [tables] within the memory of the mean rank, of each size of parts the cheapest first.
 
     Parts that take most of a rank's memory leave its time unused; where that matters the sum does not tell.

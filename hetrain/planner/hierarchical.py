@@ -6,7 +6,8 @@ from itertools import cycle, zip_longest
 import numpy as np
 
 from hetrain.planner.bound import Bound, lower_bound
-from hetrain.planner.candidates import FEW, LARGE, built, chosen, largest_first, of_mixtures, shared, size_of
+from hetrain.planner.candidates import FEW, LARGE, built, choices, chosen, largest_first, of_mixtures, shared, size_of
+from hetrain.planner.filled import filled
 from hetrain.planner.improve import improve
 from hetrain.planner.menu import Menu, with_strips
 from hetrain.planner.packing import Packing, mean
@@ -18,9 +19,13 @@ from hetrain.planner.worth import Worth, worth
 GOOD = 1.002  # of the bound: the search stops
 NEAR_ENOUGH = 1.01  # of the bound: it is not asked for more
 WORK = 150_000  # of making the bound larger
+WELL_FILLED = 1.03  # of the bound: layouts of filled ranks that are better need no others beside them
+CROWDED = 0.75  # of a memory on the mean rank: where less is used, time alone says what fits
 IMPROVED = 5  # layouts that the local search works on
 ROUNDS, MOST_ROUNDS = 3, 3000  # of rebuilding, for each pair of tables and at most
 EFFORT = 30_000  # tables put in, roughly, in rebuilding
+
+Way = tuple[Layout, Worth]  # a layout, and what cuts are worth where it is rebuilt
 
 
 def search(menu: Menu, effort: float = 1.0) -> tuple[Layout | None, Bound]:
@@ -29,18 +34,37 @@ def search(menu: Menu, effort: float = 1.0) -> tuple[Layout | None, Bound]:
     if not bound.feasible:
         return None, bound
     packing, spent = _relaxed(menu, bound)
-    tried = [(layout, spent) for layout in chosen(Packing(menu), spent, bound.ms)]
-    if len(menu.loads) <= LARGE:
-        tried += built(menu, [spent, *shared(packing, spent, bound.ms)], bound.ms)
-    even: list[tuple[Layout, Worth]] = []
-    if len(menu.loads) <= LARGE or not tried:
-        even = [(layout, spent.without_strips()) for layout in largest_first(Packing(menu), bound.ms)]
-    mixed: list[tuple[Layout, Worth]] = []
-    slowest = min((layout.slowest for layout, _ in (*tried, *even)), default=0.0)
-    if slowest > bound.ms * NEAR_ENOUGH:
+    origins = _begun(menu, packing, spent, bound.ms)
+    begun = [way for ways in origins for way in ways]
+    if bound.ms * NEAR_ENOUGH < (slowest := _slowest(begun)) < np.inf:
         bound, mixtures = tightened(menu, bound, slowest, int(WORK * effort))
-        mixed = [(layout, spent) for layout in of_mixtures(menu, spent, mixtures)]
-    return _improved(menu, (tried, even, mixed), bound.ms, effort), bound
+        origins.append([(layout, spent) for layout in of_mixtures(menu, spent, mixtures)])
+        if len(menu.loads) <= LARGE and max(layout.crowded for layout, _ in begun) > CROWDED:
+            origins.append(_full(menu, spent, bound.ms))
+    return _improved(menu, origins, bound.ms, effort), bound
+
+
+def _begun(menu: Menu, packing: Packing, spent: Worth, ms: float) -> list[list[Way]]:
+    """Layouts that the bound of `ms` suggests, by where they come from; very many tables fill the ranks one by one."""
+    many = len(menu.loads) > LARGE
+    tried = _full(menu, spent, ms) if many else []
+    if _slowest(tried) > ms * WELL_FILLED:
+        tried += [(layout, spent) for layout in chosen(Packing(menu), spent, ms)]
+    if not many:
+        tried += built(menu, [spent, *shared(packing, spent, ms)], ms)
+    if many and tried:
+        return [tried]
+    return [tried, [(layout, spent.without_strips()) for layout in largest_first(Packing(menu), ms)]]
+
+
+def _slowest(ways: list[Way]) -> float:
+    """Milliseconds of the best of the layouts; infinite where there are none."""
+    return min((layout.slowest for layout, _ in ways), default=np.inf)
+
+
+def _full(menu: Menu, spent: Worth, ms: float) -> list[Way]:
+    """Layouts made rank by rank."""
+    return [(layout, spent) for layout in filled(menu, spent, choices(Packing(menu), ms), ms)]
 
 
 def fits(menu: Menu) -> bool:
@@ -64,7 +88,7 @@ def _relaxed(menu: Menu, bound: Bound) -> tuple[Packing, Worth]:
     return packing, worth(menu, packing.pack(mean, ms, packing.least_everywhere, ms), bound.ms)
 
 
-def _improved(menu: Menu, tried: Sequence[list[tuple[Layout, Worth]]], ms: float, effort: float) -> Layout | None:
+def _improved(menu: Menu, tried: Sequence[list[Way]], ms: float, effort: float) -> Layout | None:
     """The best of the most promising layouts of each origin, rebuilt until near `ms`; None: there are none."""
     most = ms * GOOD
     sorts = [sorted(ways, key=lambda way: _promise(way[0])) for ways in tried]

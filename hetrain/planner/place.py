@@ -34,6 +34,12 @@ class Layout:
         return float(self.ms.max())
 
     @property
+    def crowded(self) -> float:
+        """The share of the mean rank's memory that is used, of devices or of hosts: the larger of both."""
+        used: Floats = self.held.mean(1) / np.maximum(self.limit[:, 0], 1)
+        return float(used.max())
+
+    @property
     def kinds(self) -> frozenset[str]:
         """Sharding types in use."""
         return frozenset(self.of(table).kind for table in range(len(self.places)))
