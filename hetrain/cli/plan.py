@@ -10,12 +10,14 @@ from itertools import count
 from pathlib import Path
 
 from hetrain.cli.table import show
-from hetrain.config import ClusterConfig, RunConfig
+from hetrain.config import ClusterConfig, PlannerConfig, RunConfig
 from hetrain.config.compose import chosen_experiment, compose, group_options
+from hetrain.config.planner_checks import MOST_EFFORT
 from hetrain.durable import write_text
 from hetrain.errors import ConfigError
 from hetrain.planner import table_list
 from hetrain.planner.cluster import Cluster
+from hetrain.planner.hierarchical import NEAR_ENOUGH
 from hetrain.planner.machines import PROFILE, Machines, machines_of
 from hetrain.planner.misfit import MisfitError
 from hetrain.planner.picture import page
@@ -58,11 +60,18 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
     print()
     found = found_lines(planned, cfg.train.batch_size)
     files = _save(out, cfg, planned, loads, machines, [*asked, *found])
-    took = ("took", f"{seconds:,.1f} s of one core ({cfg.planner.name})")
+    took = ("took", f"{seconds:,.1f} s of one core ({cfg.planner.name}){_longer(cfg.planner, planned)}")
     _say([*found, took, ("saved", str(files[0])), ("picture", str(files[1]))])
     if cfg.plan.tables is None:
         _say([("next", _next(cfg, overrides, planned.plan, files[0]))])
     return 0
+
+
+def _longer(cfg: PlannerConfig, planned: Planned) -> str:
+    """What a longer search is asked for with, where it may gain something."""
+    if cfg.name != "hierarchical" or planned.slowest_ms <= planned.lower_bound_ms * NEAR_ENOUGH:
+        return ""
+    return f"; planner.effort={min(10 * cfg.effort, MOST_EFFORT):g} looks longer, for a better plan or a higher bound"
 
 
 def _check_gpus(cfg: ClusterConfig, kind: str) -> None:
