@@ -41,7 +41,8 @@ class WholeTables:
 
     def __init__(self, ways: list[Way], copies: Ints, limits: tuple[float, float], ranks: int) -> None:
         self._arrays: WayArrays = arrays_of(ways)
-        self._copies, self._limits, self._ranks = copies, limits, ranks
+        self._copies, self._ranks = copies, ranks
+        self._limits = tuple(max(1.0, limit) for limit in limits)
         self._whole = np.array([way.number != FREE for way in ways])
         self.mixture: Floats = np.zeros(len(ways))  # tables in each way, of the last choice
         self.work = 0  # rows of linear programs, so far
@@ -83,7 +84,9 @@ class WholeTables:
         options, many = self._arrays, len(asked.usable)
         kinds = np.arange(len(self._copies))[:, None] == options.kind
         filled = np.stack([options.spent / asked.slowest, *asked.rows])
-        limited = np.stack([options.everywhere, options.hbm, options.ddr])
+        limited = np.stack(
+            [options.everywhere / asked.high, options.hbm / self._limits[0], options.ddr / self._limits[1]]
+        )
         matrix = np.zeros((len(kinds) + len(filled) + len(limited), many + 1))
         matrix[: len(kinds), :many] = kinds
         matrix[len(kinds) : -len(limited), :many] = filled
@@ -91,7 +94,7 @@ class WholeTables:
         matrix[-len(limited) :, :many] = limited
         free = np.full(len(filled), -np.inf)
         least = np.concatenate([self._copies, free, np.full(len(limited), -np.inf)])
-        most = np.concatenate([self._copies, np.zeros(len(filled)), [asked.high, *self._limits]])
+        most = np.concatenate([self._copies, np.zeros(len(filled)), np.ones(len(limited))])
         upper = np.append(np.where(asked.usable, self._copies[options.kind], 0.0), 1 + SURE if whole else np.inf)
         solved = milp(
             np.append(np.zeros(many), 1.0),
