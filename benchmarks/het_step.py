@@ -32,6 +32,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor  # noqa
 from hetrain.config import DenseOptimizerConfig, RowOptimizerConfig, ScheduleConfig  # noqa: E402
 from hetrain.data.batch import Batch  # noqa: E402
 from hetrain.engine.loss import loss_share  # noqa: E402
+from hetrain.engine.recipe import Recipe  # noqa: E402
 from hetrain.engine.store_engine import StoreEngine  # noqa: E402
 from hetrain.engine.store_settings import StoreSettings  # noqa: E402
 from hetrain.models import WDL  # noqa: E402
@@ -73,7 +74,7 @@ def make_engine(args: argparse.Namespace, batch: int, world_size: int) -> StoreE
     tables = [Table(f"t{i}", args.rows, args.dim, (f"f{i}",), 0.01) for i in range(FEATURES)]
     block = args.rows // world_size
     pieces = tuple(Piece(t.name, r, r * block, block, 0, args.dim) for t in tables for r in range(world_size))
-    return StoreEngine(
+    recipe = Recipe(
         lambda bags: WDL(bags, DENSE, KEYS, args.dim),
         tables,
         Plan("store", world_size, pieces, frozenset(), {}),
@@ -83,8 +84,9 @@ def make_engine(args: argparse.Namespace, batch: int, world_size: int) -> StoreE
         torch.device("cpu"),
         1,
         Traffic(),
-        StoreSettings(capacity=args.capacity, staleness=args.staleness, batch_size=batch, policy=args.policy),
     )
+    settings = StoreSettings(capacity=args.capacity, staleness=args.staleness, batch_size=batch, policy=args.policy)
+    return StoreEngine(recipe, settings)
 
 
 def quarter(seconds: list[float]) -> float:
@@ -228,14 +230,14 @@ def measure(args: argparse.Namespace, batch: int, rank: int, world_size: int) ->
         whole.append(time.thread_time() - start)
         wall.append(time.perf_counter() - wall_start)
         wait.append(out.wait_comm_s)
-    before = dict(engine._traffic.bytes), engine.report()["cache"]
+    before = dict(engine._recipe.traffic.bytes), engine.report()["cache"]
     clock = Clock()
     instrument(engine, clock)
     for b in make_batches(args, batch, rank, world_size, args.steps, 2):
         with clock.part("glue and dense backward"):
             engine.step(iter([b]))
         clock.end_step()
-    after = dict(engine._traffic.bytes), engine.report()["cache"]
+    after = dict(engine._recipe.traffic.bytes), engine.report()["cache"]
     engine.finish()
     counted = {k: after[1][k] - before[1][k] for k in ("hits", "misses", "invalid", "own_invalid", "evictions")}
     return {

@@ -32,6 +32,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from hetrain.config import ClusterConfig, ScheduleConfig
 from hetrain.data.batch import Batch
+from hetrain.engine.recipe import Recipe
 from hetrain.engine.torchrec_engine import TorchRecEngine
 from hetrain.launch.quiet import quiet_third_parties
 from hetrain.optim import RowOptimizer, Schedule
@@ -158,7 +159,7 @@ def worker(rank: int, port: int, cluster: Cluster, args: argparse.Namespace, out
 
 
 def engine(plan: Plan) -> TorchRecEngine:
-    return TorchRecEngine(
+    recipe = Recipe(
         make_model=Net,
         tables=TABLES,
         plan=plan,
@@ -168,8 +169,8 @@ def engine(plan: Plan) -> TorchRecEngine:
         device=torch.device("cpu"),
         seed=1,
         traffic=Traffic(),
-        batch_size=BATCH,
     )
+    return TorchRecEngine(recipe, BATCH)
 
 
 def spearman(one: list[float], other: list[float]) -> float:

@@ -28,6 +28,7 @@ from hetrain.data.sample import check_sample, ensure_sample
 from hetrain.data.schema import SPLITS, DatasetSchema, load_schema
 from hetrain.engine import Engine
 from hetrain.engine.accord import Accord
+from hetrain.engine.recipe import Recipe
 from hetrain.errors import ConfigError, DataError, HetrainError
 from hetrain.evaluate import Metrics, evaluate, predictions
 from hetrain.optim import Schedule, dense_optimizer, row_optimizer
@@ -179,44 +180,46 @@ def make_engine(
     tables = tables_of(cfg, schema.sparse)
     rows = row_optimizer(cfg.optimizer.rows)
     plan, described = run_plan(cfg, schema, tables, ranks, device)
-    common: dict[str, Any] = {
-        "make_model": partial(_make_model, cfg, schema),
-        "tables": tables,
-        "plan": plan,
-        "row_optimizer": rows,
-        "dense_optimizer": partial(dense_optimizer, cfg=cfg.optimizer.dense),
-        "schedule": Schedule(cfg.optimizer.schedule),
-        "device": device,
-        "seed": cfg.seed,
-        "traffic": traffic,
-        "dense_comms": DenseComms(codecs_of(cfg).dense, cfg.comms.dct, cfg.launch.timeout_s),
-    }
-    if cfg.consistency.mode == "het":
-        from hetrain.engine.server_engine import ServerEngine
-        from hetrain.engine.store_engine import StoreEngine
-        from hetrain.engine.store_memory import check_memory, store_memory
-
-        workers, settings = _worker_group(cfg, ranks, device), _store_settings(cfg, ranks, device)
-        memory = store_memory(tables, plan, rows, settings, ranks.world_size)
-        ranks.together(lambda: check_memory(memory, tables, settings, ranks.rank, device))
-        if not ranks.computes:
-            server = {key: common[key] for key in ("tables", "plan", "row_optimizer", "schedule", "seed", "traffic")}
-            return ServerEngine(settings=settings, **server), described
-        return StoreEngine(settings=settings, workers=workers, memory=memory, **common), described
-    if cfg.consistency.mode in OWN_PACE:
-        from hetrain.engine.async_engine import AsyncEngine
-        from hetrain.engine.store_memory import check_memory, store_memory
-
-        settings = _store_settings(cfg, ranks, device)
-        memory = store_memory(tables, plan, rows, settings, ranks.world_size)
-        ranks.together(lambda: check_memory(memory, tables, settings, ranks.rank, device))
-        return AsyncEngine(settings=settings, mode=cfg.consistency.mode, memory=memory, **common), described
+    recipe = Recipe(
+        make_model=partial(_make_model, cfg, schema),
+        tables=tables,
+        plan=plan,
+        row_optimizer=rows,
+        dense_optimizer=partial(dense_optimizer, cfg=cfg.optimizer.dense),
+        schedule=Schedule(cfg.optimizer.schedule),
+        device=device,
+        seed=cfg.seed,
+        traffic=traffic,
+        dense_comms=DenseComms(codecs_of(cfg).dense, cfg.comms.dct, cfg.launch.timeout_s),
+    )
+    if cfg.consistency.mode != "bsp":
+        return _store_engine(cfg, recipe, ranks), described
     from hetrain.comms.pooled_codec import PooledComms
     from hetrain.engine.torchrec_engine import TorchRecEngine
 
     codecs = codecs_of(cfg)
     pooled = PooledComms(codecs.pooled_forward, codecs.pooled_backward, cfg.comms.dct)
-    return TorchRecEngine(batch_size=cfg.train.batch_size, pooled_comms=pooled, **common), described
+    return TorchRecEngine(recipe, cfg.train.batch_size, pooled), described
+
+
+def _store_engine(cfg: RunConfig, recipe: Recipe, ranks: Ranks) -> Engine:
+    """A worker's or a server's of het, ssp or asp, once every rank's memory is known to be enough. Collective."""
+    from hetrain.engine.store_memory import check_memory, store_memory
+
+    device, settings = recipe.device, _store_settings(cfg, ranks, recipe.device)
+    memory = store_memory(recipe.tables, recipe.plan, recipe.row_optimizer, settings, ranks.world_size)
+    ranks.together(lambda: check_memory(memory, recipe.tables, settings, ranks.rank, device))
+    if settings.own_pace:
+        from hetrain.engine.async_engine import AsyncEngine
+
+        return AsyncEngine(recipe, settings, cfg.consistency.mode, memory=memory)
+    from hetrain.engine.server_engine import ServerEngine
+    from hetrain.engine.store_engine import StoreEngine
+
+    workers = _worker_group(cfg, ranks, device)
+    if not ranks.computes:
+        return ServerEngine(recipe, settings)
+    return StoreEngine(recipe, settings, workers=workers, memory=memory)
 
 
 def _make_model(cfg: RunConfig, schema: DatasetSchema, bags: nn.Module) -> nn.Module:

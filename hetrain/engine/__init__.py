@@ -1,4 +1,8 @@
-"""One training step, for each way of keeping embeddings."""
+"""One training step, for each way of keeping embeddings.
+
+torchrec_engine.py trains `bsp`; store_engine.py the workers of `het`, and server_engine.py the servers that they may
+have; async_engine.py trains `asp` and `ssp`. The trainer calls their `step`; build.py makes them from recipe.py.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager

@@ -1,6 +1,6 @@
 """Training where every rank steps at its own pace: `asp` and `ssp`, on workers, owners and ranks that are both."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -8,13 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import Parameter
-from torch.optim import Optimizer
+from torch import Tensor
 
-from hetrain.comms.dense_exchange import DenseComms
 from hetrain.data.batch import Batch
-from hetrain.engine import EngineState, Origin, StepOutput
+from hetrain.engine import EngineState, StepOutput
 from hetrain.engine.async_report import age_max, async_report
 from hetrain.engine.dense_held_back import DenseHeldBack
 from hetrain.engine.flat_dense import FlatDense
@@ -22,18 +19,15 @@ from hetrain.engine.loss import loss_share
 from hetrain.engine.own_pace import OwnPace
 from hetrain.engine.owned_tables import owned_tables, owns, seen_rows, take_up_rows
 from hetrain.engine.owner_part import OwnerPart, read_dense
+from hetrain.engine.recipe import Recipe
 from hetrain.engine.step_output import network_tensors, step_output
 from hetrain.engine.store_memory import StoreMemory
 from hetrain.engine.store_settings import StoreSettings, async_layout, kept_rows
-from hetrain.optim import RowOptimizer, Schedule
-from hetrain.planner.plan import Plan
 from hetrain.pulled_bags import Look, PulledBags, PulledGroup
 from hetrain.store.ask import NO_GATE, Answer, Ask
 from hetrain.store.clocked_copies import ClockedCopies, Counters
 from hetrain.store.row_codec import RowCodec
 from hetrain.store.space import Placement, row_spaces
-from hetrain.tables import Table
-from hetrain.telemetry import Traffic
 from hetrain.transport.asking import LOOK, Asking
 from hetrain.transport.rpc import LAST_WORD_S, RpcTransport
 
@@ -44,48 +38,37 @@ class AsyncEngine:
     A step is one trip: an Ask to every owner with the gradients of the last step and the wishes of this one, then
     forward and backward. The gradients wait for the next Ask.
 
-    Every rank makes it with the same arguments, but `device`. `group`: of all ranks; None for the default one.
-    `mode`: asp (nobody waits; settings.capacity must be 0) or ssp. `memory`: the prediction, for the summary.
-    `dense_comms`: how the dense part travels; None: as it is. Collective. Raises ConfigError for a cache capacity that
-    cannot be, and for dense parameters that are not float32.
+    `group`: of all ranks; None for the default one. `mode`: asp (nobody waits; settings.capacity must be 0) or ssp.
+    `memory`: the prediction, for the summary. Collective. Raises ConfigError for a cache capacity that cannot be, and
+    for dense parameters that are not float32.
     """
 
     def __init__(
         self,
-        make_model: Callable[[nn.Module], nn.Module],
-        tables: Sequence[Table],
-        plan: Plan,
-        row_optimizer: RowOptimizer,
-        dense_optimizer: Callable[[Iterable[Parameter]], Optimizer],
-        schedule: Schedule,
-        device: torch.device,
-        seed: int,
-        traffic: Traffic,
+        recipe: Recipe,
         settings: StoreSettings,
         mode: str,
         group: dist.ProcessGroup | None = None,
         memory: StoreMemory | None = None,
-        dense_comms: DenseComms | None = None,
     ) -> None:
-        self._settings, self._schedule, self._row_optimizer = settings, schedule, row_optimizer
-        self._device, self._traffic, self._gated = device, traffic, mode == "ssp"
+        self._recipe, self._settings, self._gated = recipe, settings, mode == "ssp"
         self._transport = RpcTransport(settings.timeout_s, group=group, servers=settings.servers)
-        roles, rank, spaces = self._transport.roles, self._transport.rank, row_spaces(tables)
+        roles, rank, spaces = self._transport.roles, self._transport.rank, row_spaces(recipe.tables)
         self._owners = list(roles.owners)
-        placements = [Placement(space, plan, self._transport.world_size) for space in spaces]
-        capacities = kept_rows(settings, spaces, row_optimizer)
-        self._groups = self._pulled_groups(placements, capacities, seed) if roles.computes(rank) else []
+        placements = [Placement(space, recipe.plan, self._transport.world_size) for space in spaces]
+        capacities = kept_rows(settings, spaces, recipe.row_optimizer)
+        self._groups = self._pulled_groups(placements, capacities) if roles.computes(rank) else []
         self._bags = PulledBags(self._groups, self._owners)
-        torch.manual_seed(seed)
-        self._network = make_model(self._bags).to(device)
-        self._dense = FlatDense(self._network, dense_optimizer, len(self._owners), device)
+        torch.manual_seed(recipe.seed)
+        self._network = recipe.make_model(self._bags).to(recipe.device)
+        self._dense = FlatDense(self._network, recipe.dense_optimizer, len(self._owners), recipe.device)
         keeps = any(capacities)
-        self._part = self._owner_part(placements, dense_optimizer, seed, copies=keeps) if roles.owns(rank) else None
-        self._held_back = DenseHeldBack(dense_comms, self._dense, rank, self._transport.world_size, group)
-        widths = [(space.dim, row_optimizer.state_width(space.dim) if keeps else 0) for space in spaces]
+        self._part = self._owner_part(placements, copies=keeps) if roles.owns(rank) else None
+        self._held_back = DenseHeldBack(recipe.dense_comms, self._dense, rank, self._transport.world_size, group)
+        widths = [(space.dim, recipe.row_optimizer.state_width(space.dim) if keeps else 0) for space in spaces]
         self._asking, self.accord = self._make_talk(widths, group)
-        self._origin = Origin(seed, row_optimizer.name, tables)
-        self._layout = async_layout(mode, settings, capacities, self._transport.world_size, self._origin, plan)
+        world_size = self._transport.world_size
+        self._layout = async_layout(mode, settings, capacities, world_size, recipe.origin, recipe.plan)
         self._hashed = settings.index == "hash"  # memory, and checkpoints, hold the rows seen
         self.memory, self._looking = memory, False
         self._asked = 0  # Asks sent
@@ -96,7 +79,7 @@ class AsyncEngine:
         """What this rank asks and answers; `widths`: columns of a row and of its state, per embedding dim."""
         service = None if self._part is None else self._part.service
         wire, settings = self._held_back.wire, self._settings
-        asking = Asking(self._transport, service, widths, self._traffic, wire, settings.rows)
+        asking = Asking(self._transport, service, widths, self._recipe.traffic, wire, settings.rows)
         meetings, lock = (None, None) if service is None else (service.meetings, service.lock)
         return asking, OwnPace(self._transport, meetings, lock, settings.batch_size, group)
 
@@ -108,36 +91,17 @@ class AsyncEngine:
         self._counted = 0  # examples of all ranks that earlier StepOutputs told
         self._ended = False
 
-    def _owner_part(
-        self,
-        placements: Sequence[Placement],
-        dense_optimizer: Callable[[Iterable[Parameter]], Optimizer],
-        seed: int,
-        *,
-        copies: bool,
-    ) -> OwnerPart:
+    def _owner_part(self, placements: Sequence[Placement], *, copies: bool) -> OwnerPart:
         """What this rank owns, ready to answer."""
-        part = OwnerPart(
-            placements,
-            self._transport.rank,
-            self._row_optimizer,
-            dense_optimizer,
-            self._own_dense(),
-            self._factor,
-            self._settings,
-            self._transport.roles,
-            seed,
-            self._traffic,
-            copies=copies,
-        )
+        roles, rank = self._transport.roles, self._transport.rank
+        dense = self._own_dense()
+        part = OwnerPart(self._recipe, self._settings, placements, roles, rank, dense, self._factor, copies=copies)
         part.answer(self._transport)
         return part
 
-    def _pulled_groups(
-        self, placements: Sequence[Placement], capacities: Sequence[int], seed: int
-    ) -> list[PulledGroup]:
+    def _pulled_groups(self, placements: Sequence[Placement], capacities: Sequence[int]) -> list[PulledGroup]:
         """What this worker reads rows through, per embedding dim."""
-        settings, groups = self._settings, []
+        recipe, settings, groups = self._recipe, self._settings, []
         for placement, capacity in zip(placements, capacities, strict=True):
             space = placement.space
             copies = ClockedCopies(
@@ -145,14 +109,14 @@ class AsyncEngine:
                 capacity,
                 min(space.rows, settings.batch_size * len(space.feature_offsets)),
                 settings.staleness,
-                self._row_optimizer,
-                seed=seed,
+                recipe.row_optimizer,
+                seed=recipe.seed,
                 policy=settings.policy,
                 index=settings.index,
                 audit=settings.audit_every > 0,
             )
-            codec = RowCodec(settings.rows, space.dim, self._traffic, settings.dct)
-            groups.append(PulledGroup(placement, copies, self._row_optimizer, self._device, codec))
+            codec = RowCodec(settings.rows, space.dim, recipe.traffic, settings.dct)
+            groups.append(PulledGroup(placement, copies, recipe.row_optimizer, recipe.device, codec))
         return groups
 
     def _own_dense(self) -> Tensor:
@@ -161,7 +125,7 @@ class AsyncEngine:
 
     def _factor(self, pushed: int) -> float:
         """Of the learning rates, once the gradients of `pushed` examples were applied in this sitting."""
-        return self._schedule.factor(self.accord.step_of(pushed))
+        return self._recipe.schedule.factor(self.accord.step_of(pushed))
 
     # -- training ---------------------------------------------------------------------------------
 
@@ -180,7 +144,7 @@ class AsyncEngine:
         rate = self._pull(self._batch)
         if rate is None:
             return None
-        batch, self._batch = self._batch.to(self._device), None
+        batch, self._batch = self._batch.to(self._recipe.device), None
         share, total, logits = self._forward(batch)
         self._dense.gradient.zero_()
         share.backward()
@@ -212,7 +176,7 @@ class AsyncEngine:
             return None
         self._take_dense(answers)
         self._bags.admit(answers)
-        return self._row_optimizer.lr * self._factor(answers[0].pushed)
+        return self._recipe.row_optimizer.lr * self._factor(answers[0].pushed)
 
     @property
     def _waits(self) -> bool:
@@ -307,7 +271,7 @@ class AsyncEngine:
         self._flush()
         self._looking = True
         try:
-            with self._traffic.set_aside():
+            with self._recipe.traffic.set_aside():
                 self._look_at_dense()
                 self._network.eval()
                 yield
@@ -333,8 +297,8 @@ class AsyncEngine:
             asks = [(owner, self._look(owner, looks)) for owner in self._owners]
             pending = self._asking.send(asks, LOOK)
             answers = [self._asking.receive(p, call=LOOK) for p in pending]
-            batch = batch.to(self._device)
-            with self._bags.looking(looks, answers, self._device):
+            batch = batch.to(self._recipe.device)
+            with self._bags.looking(looks, answers, self._recipe.device):
                 logits: Tensor = self._network(batch.dense, batch.sparse)
             return logits
 
@@ -363,7 +327,7 @@ class AsyncEngine:
                     "dense": self._held_back.state_dict(),
                 },
                 layout=self._layout,
-                origin=self._origin,
+                origin=self._recipe.origin,
                 seen=seen_rows(owned) if self._hashed else None,
                 owns=partial(owns, owned),
                 dense_pending=self._held_back.pending(),

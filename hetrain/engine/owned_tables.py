@@ -1,32 +1,14 @@
 """The rows a rank owns, as checkpoints see them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hetrain.engine import EngineState, SeenRows, TablePiece
+from hetrain.engine.owned import OwnedPart
 from hetrain.store.owner import Owner
-from hetrain.store.space import Placement
-
-
-class OwnedPart(Protocol):
-    """One embedding dim as far as its owner goes: a WidthGroup, or an `Owned`."""
-
-    @property
-    def placement(self) -> Placement: ...  # noqa: D102
-    @property
-    def owner(self) -> Owner: ...  # noqa: D102
-
-
-@dataclass(frozen=True)
-class Owned:
-    """One embedding dim on a rank that owns rows and has nothing else of them."""
-
-    placement: Placement
-    owner: Owner
 
 
 def rows_of(owner: Owner, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,25 +1,21 @@
 """What a rank that owns rows and dense parameters has where ranks step at their own pace, and how others look at it."""
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
-from torch.optim import Optimizer
 
-from hetrain.engine.owned_tables import Owned
-from hetrain.engine.store_settings import StoreSettings, make_owner
-from hetrain.optim import RowOptimizer
+from hetrain.engine.owned import make_owned
+from hetrain.engine.recipe import Recipe
+from hetrain.engine.store_settings import StoreSettings
 from hetrain.roles import Roles
 from hetrain.store.dense_shard import DenseShard, State
 from hetrain.store.meetings import Meetings
-from hetrain.store.row_codec import RowCodec
 from hetrain.store.service import OwnerService, Parked
 from hetrain.store.space import Placement
 from hetrain.store.worker_clocks import WorkerClocks
-from hetrain.telemetry import Traffic
 from hetrain.transport.rpc import Reply, RpcTransport
 
 
@@ -28,26 +24,19 @@ class OwnerPart:
 
     def __init__(
         self,
+        recipe: Recipe,
+        settings: StoreSettings,
         placements: Sequence[Placement],
+        roles: Roles,
         rank: int,
-        row_optimizer: RowOptimizer,
-        dense_optimizer: Callable[[Iterable[Parameter]], Optimizer],
         dense: Tensor,
         factor: Callable[[int], float],
-        settings: StoreSettings,
-        roles: Roles,
-        seed: int,
-        traffic: Traffic,
         *,
         copies: bool,
     ) -> None:
         """`dense` [P]: this owner's slice, as it starts. `factor`, `copies`: see OwnerService."""
-        self.rows = []
-        for placement in placements:
-            codec = RowCodec(settings.rows, placement.space.dim, traffic)
-            owner = make_owner(placement, rank, row_optimizer, seed, settings, held_back=False, codec=codec)
-            self.rows.append(Owned(placement, owner))
-        self.dense = DenseShard(dense, dense_optimizer)
+        self.rows = [make_owned(recipe, settings, placement, rank, held_back=False) for placement in placements]
+        self.dense = DenseShard(dense, recipe.dense_optimizer)
         self.clocks: WorkerClocks[Parked] = WorkerClocks(roles.workers)
         first = rank == roles.owners[0]
         self.meetings = Meetings(roles.world_size, roles.workers) if first else None

@@ -1,6 +1,6 @@
 """Embedding bags of the tables that every worker of the store holds whole, beside those whose rows have owners."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -9,13 +9,11 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from hetrain.comms.dense import DenseReducer, wrap_dense
-from hetrain.comms.dense_exchange import DenseComms
 from hetrain.engine import TablePiece
+from hetrain.engine.recipe import Recipe
 from hetrain.engine.replicated import ReplicatedTables
 from hetrain.engine.table_memory import fill
-from hetrain.optim import RowOptimizer
 from hetrain.tables import Table
-from hetrain.telemetry import Traffic
 
 
 class _Kernel(nn.Module):
@@ -44,33 +42,23 @@ class ReplicatedBags(nn.Module):
     step on each. The kernel is kept out of the module tree, so that what a model registers is its dense part alone.
     """
 
-    def __init__(
-        self,
-        others: nn.Module,
-        tables: Sequence[Table],
-        replicated: Collection[str],
-        optimizer: RowOptimizer,
-        device: torch.device,
-        seed: int,
-        traffic: Traffic,
-        workers: dist.ProcessGroup | None = None,
-        comms: DenseComms | None = None,
-    ) -> None:
-        """`tables`: all tables of the model, those `replicated` among them; the features of the rest are of `others`.
+    def __init__(self, others: nn.Module, recipe: Recipe, workers: dist.ProcessGroup | None = None) -> None:
+        """`others` has the features of the tables that the recipe's plan does not replicate.
 
-        `workers`: the group over which gradients are summed; None: of all ranks. `comms`: how they travel.
+        `workers`: the group over which gradients are summed; None: of all ranks.
         """
         super().__init__()
         self._others = others
-        held = [(number, table) for number, table in enumerate(tables) if table.name in replicated]
+        held = [(number, table) for number, table in enumerate(recipe.tables) if table.name in recipe.plan.replicated]
         self.names = frozenset(table.name for _, table in held)
         self._keys = [feature for _, table in held for feature in table.features]
         self._widths = [table.dim for _, table in held for _ in table.features]
-        kernel = _Kernel([table for _, table in held], device)
-        self._tables = ReplicatedTables(kernel.bags, [table.name for _, table in held], optimizer)
-        self._reducer = DenseReducer(traffic, workers, (comms or DenseComms()).of_tables(), number=1)  # 0: the network
+        kernel = _Kernel([table for _, table in held], recipe.device)
+        self._tables = ReplicatedTables(kernel.bags, [table.name for _, table in held], recipe.row_optimizer)
+        comms = recipe.dense_comms.of_tables()
+        self._reducer = DenseReducer(recipe.traffic, workers, comms, number=1)  # 0: the network
         for number, table in held:
-            fill(self._tables.pieces()[table.name], seed, number, table.init_bound)
+            fill(self._tables.pieces()[table.name], recipe.seed, number, table.init_bound)
         self._hidden = [wrap_dense(kernel, self._reducer)]
 
     def forward(self, sparse: KeyedJaggedTensor) -> KeyedTensor:

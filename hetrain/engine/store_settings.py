@@ -13,9 +13,7 @@ from hetrain.engine import Origin
 from hetrain.optim import RowOptimizer
 from hetrain.planner.plan import Plan
 from hetrain.store import capacity as store_capacity
-from hetrain.store.owner import Owner
-from hetrain.store.row_codec import RowCodec
-from hetrain.store.space import Placement, RowSpace
+from hetrain.store.space import RowSpace
 from hetrain.store.threshold import Dct
 
 LATE_BLOCKS = 4
@@ -106,35 +104,6 @@ def slot_costs(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: R
 def kept_rows(settings: StoreSettings, spaces: Sequence[RowSpace], optimizer: RowOptimizer) -> list[int]:
     """Rows that a worker's cache keeps between steps, per embedding dim."""
     return store_capacity.capacity_rows(settings.capacity, spaces, slot_costs(settings, spaces, optimizer))
-
-
-def make_owner(
-    placement: Placement,
-    rank: int,
-    optimizer: RowOptimizer,
-    seed: int,
-    settings: StoreSettings,
-    *,
-    held_back: bool,
-    codec: RowCodec,
-) -> Owner:
-    """The owner of `rank`'s rows of one embedding dim."""
-    return Owner(
-        placement.space,
-        placement,
-        rank,
-        optimizer,
-        seed=seed,
-        device=settings.device,
-        held_back=held_back,
-        clock=settings.clock,
-        staleness=settings.staleness,
-        audit=settings.audit_every > 0,
-        directory=settings.directory,
-        workers=placement.world_size - settings.servers,
-        index=settings.index,
-        codec=codec,
-    )
 
 
 def store_layout(

@@ -1,30 +1,26 @@
 """Bulk-synchronous training on TorchRec: every read is fresh, every step updates all ranks' rows."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from hetrain.comms.dense import DenseReducer, wrap_dense
-from hetrain.comms.dense_exchange import DenseComms
 from hetrain.comms.pooled import PooledExchange
 from hetrain.comms.pooled_codec import PooledComms
 from hetrain.data.batch import Batch
-from hetrain.engine import EngineState, Origin, StepOutput
+from hetrain.engine import EngineState, StepOutput
 from hetrain.engine.counted import counting
 from hetrain.engine.local_bags import LocalBags
 from hetrain.engine.loss import loss_share
+from hetrain.engine.recipe import Recipe
 from hetrain.engine.sharded_bags import ShardedBags
 from hetrain.engine.step_output import step_output
 from hetrain.errors import ConfigError
-from hetrain.optim import RowOptimizer, Schedule
-from hetrain.planner.plan import Plan
 from hetrain.planner.torchrec_plan import check_row_optimizer
-from hetrain.tables import Table
-from hetrain.telemetry import Traffic
 
 
 class TorchRecEngine:
@@ -34,58 +30,35 @@ class TorchRecEngine:
     are called directly.
 
     Args:
-        make_model: the model over its bags; draws its dense weights from torch's generator.
-        tables: all tables, in model order.
-        plan: of engine torchrec, for this world size; equal on all ranks, else ConfigError.
-        row_optimizer: trains the rows, in whatever way they are sharded.
-        dense_optimizer: makes the optimizer of the dense parameters.
-        schedule: factor of both learning rates per step.
-        device: where this rank computes.
-        seed: of the initial rows and the dense weights.
-        traffic: counts every byte sent.
+        recipe: its plan is of engine torchrec and equal on all ranks, else ConfigError.
         batch_size: examples of a rank's full batch; ranks with fewer are padded.
-        dense_comms: how dense gradients travel; None: as they are.
         pooled_comms: how pooled embeddings and their gradients travel; None: as they are.
     """
 
-    def __init__(
-        self,
-        make_model: Callable[[nn.Module], nn.Module],
-        tables: Sequence[Table],
-        plan: Plan,
-        row_optimizer: RowOptimizer,
-        dense_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
-        schedule: Schedule,
-        device: torch.device,
-        seed: int,
-        traffic: Traffic,
-        batch_size: int,
-        dense_comms: DenseComms | None = None,
-        pooled_comms: PooledComms | None = None,
-    ) -> None:
+    def __init__(self, recipe: Recipe, batch_size: int, pooled_comms: PooledComms | None = None) -> None:
         world_size = dist.get_world_size() if dist.is_initialized() else 1
-        self._plan = plan
+        tables, plan, traffic = recipe.tables, recipe.plan, recipe.traffic
+        self._recipe = recipe
         self._pooled = pooled_comms or PooledComms()
         codec = self._pooled.codec(world_size * batch_size)
         self._exchange = None if codec is None else PooledExchange(codec, traffic)
-        self._origin = Origin(seed, row_optimizer.name, tables)
         plan.check(tables)
-        check_row_optimizer(plan, tables, row_optimizer.name)
+        check_row_optimizer(plan, tables, recipe.row_optimizer.name)
         self._bags: LocalBags | ShardedBags
-        made_with = (row_optimizer, device, seed)
+        made_with = (recipe.row_optimizer, recipe.device, recipe.seed)
         if world_size == 1:
             self._bags = LocalBags(tables, *made_with, self._exchange)
         else:
-            _check_equal(self._plan.to_json())
-            self._bags = ShardedBags(tables, plan, *made_with, batch_size, traffic, dense_comms, self._exchange)
-        torch.manual_seed(seed)
-        self._model = make_model(self._bags).to(device)
-        self._reducer = DenseReducer(traffic, comms=dense_comms)
+            _check_equal(plan.to_json())
+            self._bags = ShardedBags(tables, plan, *made_with, batch_size, traffic, recipe.dense_comms, self._exchange)
+        torch.manual_seed(recipe.seed)
+        self._model = recipe.make_model(self._bags).to(recipe.device)
+        self._reducer = DenseReducer(traffic, comms=recipe.dense_comms)
         self._wrapped = wrap_dense(self._model, self._reducer)
-        self._optimizer = dense_optimizer(self._model.parameters())
+        self._optimizer = recipe.dense_optimizer(self._model.parameters())
         self._dense_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        self._row_rate, self._schedule, self._factor = row_optimizer.lr, schedule, 1.0
-        self._world_size, self._device = world_size, device
+        self._row_rate, self._factor = recipe.row_optimizer.lr, 1.0
+        self._world_size, self._device = world_size, recipe.device
         self._step = 0
         self._next: Batch | None = None
 
@@ -154,8 +127,8 @@ class TorchRecEngine:
             tables=self._bags.pieces(),
             replicated=self._bags.replicated,
             private={"dense": self._reducer.state_dict()},
-            layout={"mode": "bsp", "plan": self._plan.to_json()},
-            origin=self._origin,
+            layout={"mode": "bsp", "plan": self._recipe.plan.to_json()},
+            origin=self._recipe.origin,
             dense_pending=self._reducer.pending(),
         )
 
@@ -183,7 +156,7 @@ class TorchRecEngine:
             self._bags.discard()
 
     def _set_rates(self) -> None:
-        factor = self._schedule.factor(self._step)
+        factor = self._recipe.schedule.factor(self._step)
         if factor != self._factor:
             self._factor = factor
             for group, rate in zip(self._optimizer.param_groups, self._dense_rates, strict=True):

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+from hetrain.planner.cluster import GIB, Cluster
 from hetrain.planner.host_memory import host_memory
 
-GIB = 1 << 30
 USABLE = 0.85  # share of a rank's memory that tables may take: the rest is for the dense part, batches and buffers
 
 # GB/s. A rank on a CPU shares its host's memory channels; between processes of one host gloo moves about 1 GB/s
@@ -18,7 +18,10 @@ GPU_MEMORY, GPU_INTRA_HOST, GPU_INTER_HOST = 897.0, 600.0, 12.5
 
 @dataclass(frozen=True)
 class DeviceSet:
-    """Equal ranks: `memory` bytes usable for tables on each; bandwidths in GB/s of one rank."""
+    """Ranks as TorchRec's planner knows them, equal, with one memory each; of hosts the last may have fewer ranks.
+
+    `memory`: bytes usable for tables on each; bandwidths in GB/s of one rank.
+    """
 
     kind: str  # cpu | cuda
     world_size: int
@@ -27,6 +30,24 @@ class DeviceSet:
     memory_gb_s: float
     intra_host_gb_s: float
     inter_host_gb_s: float
+
+    def as_cluster(self) -> Cluster:
+        """As our own strategies know them: on full hosts alone, with the device's memory and speed only."""
+        on_gpu = self.kind == "cuda"
+        return Cluster(
+            *(self.kind, self.world_size // self.ranks_per_host, self.ranks_per_host),
+            *(self.memory if on_gpu else 0, 0 if on_gpu else self.memory),
+            *(self.memory_gb_s, self.memory_gb_s, self.intra_host_gb_s, self.inter_host_gb_s),
+        )
+
+
+def devices_of(cluster: Cluster) -> DeviceSet:
+    """What TorchRec's planner is told of a cluster: the memory that ranks compute in."""
+    speed = cluster.hbm_gb_s if cluster.kind == "cuda" else cluster.ddr_gb_s
+    return DeviceSet(
+        *(cluster.kind, cluster.world_size, cluster.ranks_per_node, cluster.device_bytes),
+        *(speed, cluster.intra_gb_s, cluster.inter_gb_s),
+    )
 
 
 def device_set(world_size: int, device: torch.device, memory_gib: float | None) -> DeviceSet:

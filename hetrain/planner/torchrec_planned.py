@@ -8,7 +8,7 @@ import torch
 from hetrain.config import RunConfig
 from hetrain.planner.bound import lower_bound
 from hetrain.planner.cluster import Cluster
-from hetrain.planner.devices import DeviceSet
+from hetrain.planner.devices import devices_of
 from hetrain.planner.menu import make_menu
 from hetrain.planner.piece_costs import NO_COSTS
 from hetrain.planner.plan import Plan
@@ -42,12 +42,7 @@ def planned_by_torchrec(cfg: RunConfig, loads: Sequence[TableLoad], cluster: Clu
 
 def _search(cfg: RunConfig, loads: Sequence[TableLoad], owners: Cluster) -> Plan:
     tables = [load.table for load in loads]
-    speed = owners.hbm_gb_s if owners.kind == "cuda" else owners.ddr_gb_s
-    devices = DeviceSet(
-        *(owners.kind, owners.world_size, owners.ranks_per_node, owners.device_bytes),
-        *(speed, owners.intra_gb_s, owners.inter_gb_s),
-    )
-    asked = Asked(devices, {load.table.name: load.poolings for load in loads})
+    asked = Asked(devices_of(owners), {load.table.name: load.poolings for load in loads})
     device, batch = torch.device(owners.kind), cfg.train.batch_size
     if cfg.consistency.mode != "bsp":
         return store_plan(tables, cfg.planner, owners.world_size, batch, device, index=cfg.store.index, asked=asked)

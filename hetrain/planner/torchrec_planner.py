@@ -28,8 +28,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from hetrain.config import PlannerConfig
 from hetrain.errors import ConfigError
-from hetrain.planner.cluster import Cluster
-from hetrain.planner.devices import DeviceSet, device_set
+from hetrain.planner.devices import DeviceSet, device_set, devices_of
 from hetrain.planner.misfit import MisfitError
 from hetrain.planner.options import Options
 from hetrain.planner.piece import HOST, Piece
@@ -253,37 +252,25 @@ def _case(
     tables: Sequence[Table], row_optimizer: str, types: Sequence[str], asked: Asked, batch_size: int, engine: Engine
 ) -> Case:
     """What was asked, as our own strategies are asked it."""
-    devices = asked.devices
     state = {"sgd": 0, "adagrad": FLOAT_BYTES, "rowwise_adagrad": 0}[row_optimizer]
     by_row = FLOAT_BYTES if row_optimizer == "rowwise_adagrad" else 0
     loads = tuple(
         TableLoad(t, tuple(asked.poolings.get(t.name, (1.0,) * len(t.features))), FLOAT_BYTES, by_row + state * t.dim)
         for t in tables
     )
-    on_gpu = devices.kind == "cuda"
-    cluster = Cluster(
-        *(devices.kind, devices.world_size // devices.ranks_per_host, devices.ranks_per_host),
-        *(devices.memory if on_gpu else 0, 0 if on_gpu else devices.memory),
-        *(devices.memory_gb_s, devices.memory_gb_s, devices.intra_host_gb_s, devices.inter_host_gb_s),
-    )
-    return Case(TORCHREC, loads, cluster, engine, batch_size, Options(tuple(types)))
+    return Case(TORCHREC, loads, asked.devices.as_cluster(), engine, batch_size, Options(tuple(types)))
 
 
 def _fits(row_optimizer: str, case: Case) -> bool:
     """Whether there is a plan; where asking TorchRec's planner would take minutes, there is none."""
     if case.strategy != TORCHREC:
         return fits(case)
-    cluster = case.cluster
     if too_many(case) or not fits(replace(case, strategy=OURS, engine="torchrec")):  # by the same prices
         return False
-    devices = DeviceSet(
-        *(cluster.kind, cluster.world_size, cluster.ranks_per_node, cluster.device_bytes),
-        *(cluster.hbm_gb_s, cluster.intra_gb_s, cluster.inter_gb_s),
-    )
-    if cluster.world_size == 1:
+    if case.cluster.world_size == 1:
         case = replace(case, options=replace(case.options, sharding_types=("table_wise",)))
     try:
-        _planned(case, row_optimizer, devices)
+        _planned(case, row_optimizer, devices_of(case.cluster))
     except (PlannerError, ConfigError):
         return False
     return True

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from hetrain.comms.dense_exchange import DenseComms
 from hetrain.config import DenseOptimizerConfig, RowOptimizerConfig, ScheduleConfig
 from hetrain.engine.async_engine import AsyncEngine
+from hetrain.engine.recipe import Recipe
 from hetrain.engine.store_settings import StoreSettings
 from hetrain.optim import Schedule, dense_optimizer, row_optimizer
 from hetrain.telemetry import Traffic
@@ -34,7 +35,7 @@ def make_async(
     tables = make_tables(dims)
     if mode == "asp":
         settings["capacity"] = 0
-    return AsyncEngine(
+    recipe = Recipe(
         lambda bags: Net(bags, dims),
         tables,
         server_plan(tables, world_size, servers),
@@ -44,7 +45,7 @@ def make_async(
         torch.device("cpu"),
         SEED,
         traffic or Traffic(),
-        StoreSettings(batch_size=PER_RANK, timeout_s=timeout_s, servers=servers, own_pace=True, **settings),
-        mode,
-        dense_comms=dense_comms,
+        dense_comms or DenseComms(),
     )
+    chosen = StoreSettings(batch_size=PER_RANK, timeout_s=timeout_s, servers=servers, own_pace=True, **settings)
+    return AsyncEngine(recipe, chosen, mode)

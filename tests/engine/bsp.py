@@ -6,8 +6,10 @@ from torch.nn import functional as F
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan, ShardMetadata
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from hetrain.comms.dense_exchange import DenseComms
 from hetrain.config import ScheduleConfig
 from hetrain.data.batch import Batch
+from hetrain.engine.recipe import Recipe
 from hetrain.engine.torchrec_engine import TorchRecEngine
 from hetrain.optim import RowOptimizer, Schedule
 from hetrain.planner.torchrec_planner import plan_of
@@ -112,7 +114,7 @@ def engine(optimizer, kinds=("table_wise",) * 3, world_size=1, batch_size=8, sch
 
 
 def engine_of(plan, tables, optimizer, batch_size=8, schedule=None, traffic=None, dense=None, pooled=None):
-    return TorchRecEngine(
+    recipe = Recipe(
         lambda bags: Net(bags, tables),
         tables,
         plan,
@@ -122,10 +124,9 @@ def engine_of(plan, tables, optimizer, batch_size=8, schedule=None, traffic=None
         CPU,
         SEED,
         Traffic() if traffic is None else traffic,
-        batch_size=batch_size,
-        dense_comms=dense,
-        pooled_comms=pooled,
+        dense or DenseComms(),
     )
+    return TorchRecEngine(recipe, batch_size, pooled)
 
 
 def optimizer(name, lr=0.1, eps=1e-6):

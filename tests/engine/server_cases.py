@@ -9,17 +9,15 @@ from hetrain.comms.dense_exchange import DenseComms
 from hetrain.data.batch import Batch
 from hetrain.engine import Engine
 from hetrain.engine.server_engine import ServerEngine
-from hetrain.optim import Schedule
 from hetrain.planner.plan import Plan
 from hetrain.tables import Table
 from hetrain.telemetry import Traffic
 from tests.engine.store_cases import (
-    SCHEDULE,
-    SEED,
     batches,
     make_batch,
     make_engine,
     make_plan,
+    make_recipe,
     make_row_optimizer,
     make_settings,
     make_tables,
@@ -52,8 +50,8 @@ def make_side(
     if rank < world_size - servers:
         common = {"dims": dims, "traffic": traffic, "plan": plan, "workers": workers, "servers": servers}
         return make_engine(world_size, optimizer, dense_comms=dense_comms, **common, **settings)
-    rows, chosen = make_row_optimizer(optimizer), make_settings(servers=servers, **settings)
-    return ServerEngine(tables, plan, rows, Schedule(SCHEDULE), SEED, traffic, chosen)
+    recipe = make_recipe(plan, make_row_optimizer(optimizer), dims, traffic, dense_comms)
+    return ServerEngine(recipe, make_settings(servers=servers, **settings))
 
 
 def side_batches(rank: int, world_size: int, servers: int) -> list[Batch]:

@@ -13,6 +13,7 @@ from hetrain.config import DenseOptimizerConfig, RowOptimizerConfig, ScheduleCon
 from hetrain.data.batch import Batch
 from hetrain.engine import Engine
 from hetrain.engine.loss import loss_share
+from hetrain.engine.recipe import Recipe
 from hetrain.engine.store_engine import StoreEngine
 from hetrain.engine.store_settings import StoreSettings
 from hetrain.optim import RowOptimizer, Schedule, dense_optimizer, row_optimizer
@@ -110,20 +111,29 @@ def make_engine(
     **settings: Any,
 ) -> StoreEngine:
     """This rank's engine; `plan`: by default that of make_plan; `settings`: of StoreSettings."""
-    tables = make_tables(dims)
-    return StoreEngine(
+    plan = plan or make_plan(make_tables(dims), world_size)
+    recipe = make_recipe(plan, make_row_optimizer(optimizer), dims, traffic, dense_comms)
+    return StoreEngine(recipe, make_settings(capacity=capacity, **settings), workers=workers)
+
+
+def make_recipe(
+    plan: Plan,
+    rows: RowOptimizer,
+    dims: tuple[int, ...],
+    traffic: Traffic | None,
+    dense_comms: DenseComms | None,
+) -> Recipe:
+    return Recipe(
         lambda bags: Net(bags, dims),
-        tables,
-        plan or make_plan(tables, world_size),
-        make_row_optimizer(optimizer),
+        make_tables(dims),
+        plan,
+        rows,
         lambda params: dense_optimizer(params, DenseOptimizerConfig("adagrad", 0.1)),
         Schedule(SCHEDULE),
         torch.device("cpu"),
         SEED,
         traffic or Traffic(),
-        make_settings(capacity=capacity, **settings),
-        workers=workers,
-        dense_comms=dense_comms,
+        dense_comms or DenseComms(),
     )
 
 
