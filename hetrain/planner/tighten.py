@@ -5,7 +5,7 @@ by sums over all parts where that suffices, else with whole tables.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from hetrain.planner.packing import Packing
 from hetrain.planner.ways import Way, ways_of
 from hetrain.planner.whole import WholeTables
 
-WIDTH = 0.02  # of the slowest rank's time: intervals of what all ranks do
+WIDTH, NARROWEST = 0.02, 0.005  # of the slowest rank's time: intervals of what all ranks do, at first and at last
 STEPS = (0.005, 0.002)  # relative: by how much more than the last a slowest rank is tried, the first until it fails
 FOR_MIXTURES = 0.3  # of the work
 ABOVE = (1.003, 1.015)  # multiples of the bound, at first and at last, that mixtures are wanted for
@@ -38,11 +38,10 @@ def tightened(menu: Menu, bound: Bound, slowest: float, work: int) -> tuple[Boun
     """
     if len(menu.cuts) > MANY:
         return bound, []
-    packing = Packing(with_strips(menu))
-    memory = any(packing.prices(bound.ms))
-    ways = ways_of(packing.menu, memory=memory)
-    # without memory the ways that save it are left out: what is left cannot be held to it
-    limits = (float(menu.cluster.hbm_bytes), float(menu.cluster.ddr_bytes)) if memory else (np.inf, np.inf)
+    memory = any(Packing(with_strips(menu)).prices(bound.ms))
+    packing = _relaxed(menu, memory)
+    ways = ways_of(packing.menu, memory)
+    limits = (float(menu.cluster.hbm_bytes), float(menu.cluster.ddr_bytes))
     whole = WholeTables(ways, menu.copies, limits, menu.cluster.world_size)
     first = bound.ms
     for step in STEPS:
@@ -53,10 +52,28 @@ def tightened(menu: Menu, bound: Bound, slowest: float, work: int) -> tuple[Boun
     return bound, list(_mixtures(packing, whole, wanted, ways, work * FOR_MIXTURES / len(wanted)))
 
 
+def _relaxed(menu: Menu, memory: bool) -> Packing:
+    """The packing problem, held to memory or not: where that has no price, ways that only save it are left out.
+
+    Ways are left out that are nowhere better than others. What refutes a plan must refute the one that takes those
+    others in their place, too: either both are held to the memory of the mean rank, or none is.
+    """
+    menu = with_strips(menu)
+    fitting = replace(menu, there=menu.there & (menu.chunk <= 1), chunk=np.zeros_like(menu.chunk))
+    return Packing(fitting if memory else replace(fitting, hbm=np.zeros_like(menu.hbm), ddr=np.zeros_like(menu.ddr)))
+
+
 def _refuted(packing: Packing, whole: WholeTables, ms: float, until: float) -> bool:
-    return all(
-        packing.refuted(ms, low, high) or whole.refutes(ms, low, high, until) for low, high in _intervals(packing, ms)
-    )
+    waiting = list(_intervals(packing, ms))
+    while waiting:
+        low, high = waiting.pop()
+        if packing.refuted(ms, low, high) or whole.refutes(ms, low, high, until):
+            continue
+        if high - low < 2 * NARROWEST * ms or whole.work > until:
+            return False
+        middle = (low + high) / 2
+        waiting += [(middle, high), (low, middle)]
+    return True
 
 
 def _mixtures(

@@ -51,13 +51,16 @@ def ways_of(menu: Menu, memory: bool) -> list[Way]:
     for kind, cuts in enumerate(menu.cuts):
         at = len(cuts)
         columns = list(range(at))
+        faster = False  # whether a tier before has all strips, which time alone prefers
         for of in menu.strips[kind] if menu.there.shape[1] > at else ():
-            if menu.there[kind, at]:
-                if of.groups <= FEW_GROUPS and (memory or of is menu.strips[kind][0]):
-                    for groups in _partitions(of.groups, of.groups - 1):
-                        found.append(_in_strips(kind, tuple(of.widths[g - 1] for g in groups), menu))
-                else:
-                    columns += range(at, at + of.groups - 1)
+            there = menu.there[kind, at : at + of.groups - 1]
+            if there.any() and of.groups > FEW_GROUPS:
+                columns += range(at, at + of.groups - 1)
+            elif there.any() and (memory or not faster):
+                for groups in _partitions(of.groups, of.groups - 1):
+                    if there[groups[0] - 1]:  # the widest
+                        found.append(_in_strips(kind, tuple(of.widths[g - 1] for g in groups), menu, memory))
+            faster |= bool(there.all())
             at += of.groups - 1
         found += [_of_menu(menu, kind, o) for o in _useful(menu, kind, columns, memory)]
     return sorted(found, key=lambda way: way.kind)
@@ -78,11 +81,12 @@ def arrays_of(ways: list[Way]) -> WayArrays:
     )
 
 
-def _in_strips(kind: int, strips: tuple[Cut, ...], menu: Menu) -> Way:
+def _in_strips(kind: int, strips: tuple[Cut, ...], menu: Menu, memory: bool) -> Way:
     ranks = menu.cluster.world_size
-    memory = (sum(strip.hbm for strip in strips) / ranks, sum(strip.ddr for strip in strips) / ranks)
+    hbm = sum(strip.hbm for strip in strips) / ranks if memory else 0.0
+    ddr = sum(strip.ddr for strip in strips) / ranks if memory else 0.0
     shared = sum(strip.shared_ms for strip in strips)
-    return Way(kind, STRIPS, shared, *memory, tuple((1 / ranks, strip.cost) for strip in strips), strips)
+    return Way(kind, STRIPS, shared, hbm, ddr, tuple((1 / ranks, strip.cost) for strip in strips), strips)
 
 
 def _of_menu(menu: Menu, kind: int, column: int) -> Way:
@@ -92,12 +96,17 @@ def _of_menu(menu: Menu, kind: int, column: int) -> Way:
 
 
 def _useful(menu: Menu, kind: int, columns: list[int], memory: bool) -> list[int]:
-    """Those of the cuts that are there and to which none is equal or better in parts, time and memory at once."""
+    """Those of the cuts that are there and to which none is equal or better in parts, time and memory at once.
+
+    Strips as if of one width stay beside a cut of the menu that is better: a table is whole there.
+    """
     there = np.array([o for o in columns if menu.there[kind, o]], dtype=np.int64)
     arrays = [menu.ranks, menu.largest, menu.ranks * menu.largest, menu.everywhere]
     arrays += [menu.hbm, menu.ddr] if memory else []
     figures = np.stack([array[kind, there] for array in arrays])
     better = (figures[:, :, None] <= figures[:, None, :]).all(0)  # [a, b]: a is nowhere worse than b
+    free = there >= len(menu.cuts[kind])
+    better &= free[:, None] | ~free[None, :]
     same = better & better.T
     held: list[int] = there[~((better & ~same).any(0) | np.triu(same, 1).any(0))].tolist()
     return held

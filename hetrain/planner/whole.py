@@ -28,6 +28,7 @@ class _Question:
     """Parts on the grid of one question, what was learnt of them so far, and the work it took."""
 
     slowest: float
+    low: float
     high: float
     usable: NDArray[np.bool_]  # [N] ways whose parts fit at all
     steps: Ints  # [P] of the parts
@@ -71,29 +72,24 @@ class WholeTables:
         usable = np.ones(len(options.kind), dtype=np.bool_)
         usable[options.way[options.ms > (slowest - low) * (1 + 1e-12)]] = False
         steps = np.maximum(np.floor(options.ms / unit - 1e-9), 0).astype(np.int64)
-        return _Question(slowest, high, usable, steps, int((slowest - low) / unit + 1e-9))
+        return _Question(slowest, low, high, usable, steps, int((slowest - low) / unit + 1e-9))
 
     def _choose(self, asked: _Question, whole: bool) -> Floats | None:
-        """Tables in each way [N] that fill the fullest row least, None: no choice is left; empty: none was found.
-
-        What all ranks do is limited from above alone: of ways that are nowhere better than others, which are left out,
-        some do more of it.
-        """
+        """Tables in each way [N] that fill the fullest row least, None: no choice is left; empty: none was found."""
         from scipy.optimize import Bounds, LinearConstraint, milp
 
         options, many = self._arrays, len(asked.usable)
         kinds = np.arange(len(self._copies))[:, None] == options.kind
         filled = np.stack([options.spent / asked.slowest, *asked.rows])
-        limited = np.stack(
-            [options.everywhere / asked.high, options.hbm / self._limits[0], options.ddr / self._limits[1]]
-        )
+        shared = options.everywhere / asked.high
+        limited = np.stack([shared, options.hbm / self._limits[0], options.ddr / self._limits[1]])
         matrix = np.zeros((len(kinds) + len(filled) + len(limited), many + 1))
         matrix[: len(kinds), :many] = kinds
         matrix[len(kinds) : -len(limited), :many] = filled
         matrix[len(kinds) : -len(limited), -1] = -1.0
         matrix[-len(limited) :, :many] = limited
         free = np.full(len(filled), -np.inf)
-        least = np.concatenate([self._copies, free, np.full(len(limited), -np.inf)])
+        least = np.concatenate([self._copies, free, [asked.low / asked.high, 0.0, 0.0]])
         most = np.concatenate([self._copies, np.zeros(len(filled)), np.ones(len(limited))])
         upper = np.append(np.where(asked.usable, self._copies[options.kind], 0.0), 1 + SURE if whole else np.inf)
         solved = milp(
