@@ -32,6 +32,7 @@ __all__ = ["PROFILE", "run"]
 Lines = list[tuple[str, str]]
 PLAN_ALONE = ("plan.", "planner", "cluster=", "cluster.")  # what the plan has decided
 SERVERS = "cluster.servers="
+PATIENCE = 5000  # tables x ranks of which TorchRec's planner takes about 20 s
 
 
 def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> int:
@@ -47,6 +48,10 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
     out = _folder(cfg, chosen_experiment(overrides) or what, machines)
     asked = asked_lines(what, loads, machines.cluster, machines.speeds_from)
     _say(asked)
+    if cfg.planner.name == "torchrec" and len(loads) * machines.cluster.world_size > PATIENCE:
+        _say(
+            [("patience", "planner=torchrec takes minutes for so many tables and ranks, planner=hierarchical seconds")]
+        )
     started = time.process_time()
     try:
         planned = _planned(cfg, loads, machines.cluster)

@@ -115,6 +115,8 @@ def kinds_of(load: TableLoad, options: Options) -> tuple[str, ...]:
 def _allowed(load: TableLoad, rule: Constraint, prices: Prices, options: Options, ranks: int) -> list[Cut]:
     kinds = kinds_of(load, options)
     tiers = tuple(t for t in options.tiers if t in (rule.tiers or options.tiers))
+    _check_common(load, "sharding_types", rule.sharding_types, options.sharding_types)
+    _check_common(load, "tiers", rule.tiers, options.tiers)
     if ranks == 1:
         kinds = tuple(k for k in kinds if k == "table_wise") or kinds
     found = prices(load, kinds, tiers, rule.columns)
@@ -125,6 +127,16 @@ def _allowed(load: TableLoad, rule: Constraint, prices: Prices, options: Options
             "more in planner.constraints or planner.tiers, where the table has a rule there"
         )
     return found
+
+
+def _check_common(load: TableLoad, key: str, ruled: Sequence[str], allowed: Sequence[str]) -> None:
+    """Raise ConfigError where a table's rule leaves nothing of what all tables are left."""
+    if ruled and not set(ruled) & set(allowed):
+        name, mine, all_ = load.table.name, ",".join(ruled), ",".join(allowed)
+        raise ConfigError(
+            f"planner.constraints: {key}=[{mine}] for table {name!r} has nothing of planner.{key}=[{all_}]: (1) add "
+            f"{' or '.join(ruled)} to planner.{key}, or (2) take {key} out of the rule for {name!r}"
+        )
 
 
 def _by_threshold(load: TableLoad, kinds: tuple[str, ...], options: Options) -> tuple[str, ...]:
