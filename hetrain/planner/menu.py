@@ -134,8 +134,8 @@ def _check_common(load: TableLoad, key: str, ruled: Sequence[str], allowed: Sequ
     if ruled and not set(ruled) & set(allowed):
         name, mine, all_ = load.table.name, ",".join(ruled), ",".join(allowed)
         raise ConfigError(
-            f"planner.constraints: {key}=[{mine}] for table {name!r} has nothing of planner.{key}=[{all_}]: (1) add "
-            f"{' or '.join(ruled)} to planner.{key}, or (2) take {key} out of the rule for {name!r}"
+            f"planner.constraints: {key}=[{mine}] for table {name!r} has nothing of planner.{key}, here [{all_}]: (1) "
+            f"take {key} out of the rule for {name!r}, or (2) name in it some of [{all_}]"
         )
 
 
