@@ -120,6 +120,11 @@ def _allowed(load: TableLoad, rule: Constraint, prices: Prices, options: Options
     if ranks == 1:
         kinds = tuple(k for k in kinds if k == "table_wise") or kinds
     found = prices(load, kinds, tiers, rule.columns)
+    if (
+        not found and not rule.sharding_types
+    ):  # too narrow or too short for what a threshold wants: it is cut no further
+        kinds = kinds_of(load, replace(options, column_slice_threshold=None, row_slice_threshold=None))
+        found = prices(load, kinds, tiers, rule.columns)
     if not found:
         raise ConfigError(
             f"planner: table {load.table.name!r} ({load.table.rows:,} x {load.table.dim}) can be cut by none of "
