@@ -1,6 +1,7 @@
 """`hetrain plan`: a plan for machines that need not exist: its predicted cost on the screen, plan.json, a picture."""
 
 import json
+import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ __all__ = ["PROFILE", "run"]
 Lines = list[tuple[str, str]]
 PLAN_ALONE = ("plan.", "planner", "cluster=", "cluster.")  # what the plan has decided
 SERVERS = "cluster.servers="
+PATIENCE = 5000  # tables x ranks of which TorchRec's planner takes about 20 s
 
 
 def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> int:
@@ -48,6 +50,10 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
     out = _folder(cfg, chosen_experiment(overrides) or what, machines)
     asked = asked_lines(what, loads, machines.cluster, machines.speeds_from)
     _say(asked)
+    if cfg.planner.name == "torchrec" and len(loads) * machines.cluster.world_size > PATIENCE:
+        _say(
+            [("patience", "planner=torchrec takes minutes for so many tables and ranks, planner=hierarchical seconds")]
+        )
     started = time.process_time()
     try:
         planned = _planned(cfg, loads, machines.cluster)
@@ -160,13 +166,27 @@ def _folder(cfg: RunConfig, what: str, machines: Machines) -> Path:
         size = f"{machines.cluster.nodes}x{machines.cluster.ranks_per_node}"
         name = f"{what}_{cfg.planner.name}_{size}_{time.strftime('%m%d-%H%M%S')}"
         names = (Path("plans") / (name if number == 1 else f"{name}_{number}") for number in count(1))
-        return next(path for path in names if not path.exists())
+        free = next(path for path in names if not path.exists())
+        _check_writable(free, "plan.out=null")
+        return free
+    if not cfg.plan.out:
+        raise ConfigError("plan.out=: expected a folder, or null for one with a name of its own in plans.")
     out = Path(cfg.plan.out)
     if (out / "plan.json").exists():
         raise ConfigError(f"plan.out={out}: holds a plan already. Choose another folder, or remove {out}/plan.json.")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"plan.out={out}: is no folder.")
+    _check_writable(out, f"plan.out={out}")
     return out
+
+
+def _check_writable(out: Path, said: str) -> None:
+    """Raise ConfigError where the folder cannot be made, before the search, which may take long."""
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{said}: {there} is a file, and a folder is wanted there. Name another, as in plan.out=DIR.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{said}: {there} cannot be written to. Name another folder, as in plan.out=DIR.")
 
 
 def _save(

@@ -149,7 +149,7 @@ def _intra(cfg: RunConfig, verb: str) -> Words | None:
 
 def _nproc(cfg: RunConfig, verb: str) -> Words | None:
     ranks = cfg.cluster.gpus_per_node
-    if verb != "plan" or ranks is None:
+    if verb != "plan" or ranks is None or ranks == cfg.launch.nproc:
         return None
     why = f"as cluster.gpus_per_node={ranks} says how many ranks a machine has"
     return why, f"Set cluster.gpus_per_node={cfg.launch.nproc}"

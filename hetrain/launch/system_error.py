@@ -9,13 +9,14 @@ from pathlib import Path
 
 FULL_BELOW = 1 << 20  # bytes free
 UNNAMED = (tempfile.gettempdir(), "/dev/shm")  # where processes write without being told to
+PLACES = "runs=DIR, data.path=DIR, plan.out=DIR, out=FILE"
 
 REMEDIES = {
-    errno.ENOSPC: "Free some space, or write elsewhere: runs=DIR, data.path=DIR, out=FILE.",
-    errno.EDQUOT: "Your quota is used up: free some of it, or write elsewhere: runs=DIR, data.path=DIR, out=FILE.",
-    errno.EACCES: "Give yourself the right to it, or name another place: runs=DIR, data.path=DIR, out=FILE.",
-    errno.EPERM: "Give yourself the right to it, or name another place: runs=DIR, data.path=DIR, out=FILE.",
-    errno.EROFS: "It cannot be written to; name another place: runs=DIR, data.path=DIR, out=FILE.",
+    errno.ENOSPC: f"Free some space, or write elsewhere: {PLACES}.",
+    errno.EDQUOT: f"Your quota is used up: free some of it, or write elsewhere: {PLACES}.",
+    errno.EACCES: f"Give yourself the right to it, or name another place: {PLACES}.",
+    errno.EPERM: f"Give yourself the right to it, or name another place: {PLACES}.",
+    errno.EROFS: f"It cannot be written to; name another place: {PLACES}.",
     errno.ENOTDIR: "A part of this path is a file; name another place.",
     errno.EISDIR: "This is a folder; name a file.",
     errno.ENOENT: "It is not there, or was removed meanwhile.",

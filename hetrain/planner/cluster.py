@@ -7,6 +7,7 @@ from hetrain.planner.piece_costs import NO_COSTS, PieceCosts
 
 GIB = 1 << 30
 KINDS = ("cuda", "cpu")
+SLOWEST = 1e-6  # GB/s, a kilobyte a second: with speeds near 0 prices would be infinite
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,10 @@ class Cluster:
             if getattr(self, name) < least:
                 raise ConfigError(f"cluster.{name}={getattr(self, name)}: expected at least {least}.")
         for name in ("hbm_gb_s", "ddr_gb_s", "intra_gb_s", "inter_gb_s", "host_link_gb_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"cluster.{name}={getattr(self, name)}: expected a speed above 0 GB/s.")
+            if not getattr(self, name) >= SLOWEST:
+                raise ConfigError(
+                    f"cluster.{name}={getattr(self, name)}: expected a speed above 0 GB/s, {SLOWEST:g} at least."
+                )
         if self.kind not in KINDS:
             raise ConfigError(f"cluster.kind={self.kind!r}: expected one of {', '.join(KINDS)}.")
 

@@ -115,9 +115,16 @@ def kinds_of(load: TableLoad, options: Options) -> tuple[str, ...]:
 def _allowed(load: TableLoad, rule: Constraint, prices: Prices, options: Options, ranks: int) -> list[Cut]:
     kinds = kinds_of(load, options)
     tiers = tuple(t for t in options.tiers if t in (rule.tiers or options.tiers))
+    _check_common(load, "sharding_types", rule.sharding_types, options.sharding_types)
+    _check_common(load, "tiers", rule.tiers, options.tiers)
     if ranks == 1:
         kinds = tuple(k for k in kinds if k == "table_wise") or kinds
     found = prices(load, kinds, tiers, rule.columns)
+    if (
+        not found and not rule.sharding_types
+    ):  # too narrow or too short for what a threshold wants: it is cut no further
+        kinds = kinds_of(load, replace(options, column_slice_threshold=None, row_slice_threshold=None))
+        found = prices(load, kinds, tiers, rule.columns)
     if not found:
         raise ConfigError(
             f"planner: table {load.table.name!r} ({load.table.rows:,} x {load.table.dim}) can be cut by none of "
@@ -125,6 +132,16 @@ def _allowed(load: TableLoad, rule: Constraint, prices: Prices, options: Options
             "more in planner.constraints or planner.tiers, where the table has a rule there"
         )
     return found
+
+
+def _check_common(load: TableLoad, key: str, ruled: Sequence[str], allowed: Sequence[str]) -> None:
+    """Raise ConfigError where a table's rule leaves nothing of what all tables are left."""
+    if ruled and not set(ruled) & set(allowed):
+        name, mine, all_ = load.table.name, ",".join(ruled), ",".join(allowed)
+        raise ConfigError(
+            f"planner.constraints: {key}=[{mine}] for table {name!r} has nothing of planner.{key}, here [{all_}]: (1) "
+            f"take {key} out of the rule for {name!r}, or (2) name in it some of [{all_}]"
+        )
 
 
 def _by_threshold(load: TableLoad, kinds: tuple[str, ...], options: Options) -> tuple[str, ...]:

@@ -64,9 +64,22 @@ def test_a_plan_is_never_written_over(folder: Path, capsys: pytest.CaptureFixtur
     )
     assert (folder / "out" / "plan.json").read_text() == before
     assert refused(*words, "plan.out=tables.json") == "plan.out=tables.json: is no folder."
+    assert refused(*words, "plan.out=").startswith("plan.out=: expected a folder, or null")
     made = [planned(capsys, *words)["saved"] for _ in range(2)]
     assert len(set(made)) == 2
     assert made[0].startswith("plans/tables_hierarchical_2x2_")
+
+
+def test_where_nothing_can_be_written_is_said_before_the_search(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("plan.tables=tables.json", *CPUS)
+    said = refused(*words, "plan.out=tables.json/of/mine")
+    assert said.startswith(f"plan.out=tables.json/of/mine: {folder}/tables.json is a file, and a folder is wanted")
+    monkeypatch.setattr("os.access", lambda path, mode: path != folder)  # root may write to every folder
+    for out in ("plan.out=new/out", "plan.out=null"):
+        assert refused(*words, out).startswith(f"{out}: {folder} cannot be written to. Name another folder")
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("name", ["round_robin", "memory_balanced", "memory_optimized", "torchrec"])

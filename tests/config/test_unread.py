@@ -228,6 +228,7 @@ def test_what_only_another_verb_reads(plain: RunConfig) -> None:
     assert (
         idle(plain, "plan", "plan.out=there", "cluster.device=cpu", "cluster.ddr_gib=9", "cluster.profile=here") == []
     )
+    assert idle(plain, "plan", "cluster.gpus_per_node=2", "launch.nproc=2") == []  # which say the same
     assert len(idle(plain, "train", "plan.out=there", "cluster.device=cpu")) == 2
     assert idle(plain, "plan", "cluster.latency_us=9") == idle(plain, "train", "cluster.latency_us=9") != []
 

@@ -1,6 +1,7 @@
 """The cluster of a config: its numbers, a profile's, this machine's; and speeds fitted to times."""
 
 import json
+import math
 import platform
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,14 @@ def test_every_preset_is_a_cluster() -> None:
     cluster = machines_of(compose(["cluster=dgx_a100"], folders).cluster).cluster
     assert (cluster.kind, cluster.world_size, cluster.hbm_bytes) == ("cuda", 8, 68 * GIB)
     assert cluster.ddr_bytes == int(2048 * 0.85 * GIB) // 8
+
+
+@pytest.mark.parametrize("speed", [0.0, 1e-320, 1e-9, math.nan])
+def test_speeds_of_which_prices_would_be_infinite_are_refused(speed: float) -> None:
+    """plan.json is JSON, which has no Infinity: a plan with such prices could not be read again."""
+    machines_of(ClusterConfig(device="cuda", nodes=2, hbm_gib=1, inter_gb_s=1e-6))
+    with pytest.raises(ConfigError, match=r"cluster\.inter_gb_s=.*: expected a speed above 0 GB/s, 1e-06 at least"):
+        machines_of(ClusterConfig(device="cuda", nodes=2, hbm_gib=1, inter_gb_s=speed))
 
 
 def test_this_machine_is_measured_where_nothing_is_said() -> None:

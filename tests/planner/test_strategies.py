@@ -235,6 +235,31 @@ def test_thresholds_and_constraints_are_obeyed():
     narrow = Options(("column_wise",), constraints={"t1": Constraint(columns=3)})
     with pytest.raises(ConfigError, match=r"'t1'.*can be cut by none"):
         make_plan("hierarchical", loads[1:2], cluster(), "torchrec", BATCH, narrow)
+    for key, options in {
+        "sharding_types": Options(("table_wise",), constraints={"t1": Constraint(("row_wise",))}),
+        "tiers": Options(tiers=("hbm",), constraints={"t1": Constraint(tiers=("ddr",))}),
+    }.items():
+        with pytest.raises(
+            ConfigError, match=rf"constraints: {key}=.* 't1' has nothing of .*take {key} out of the rule"
+        ):
+            make_plan("hierarchical", loads, cluster(), "torchrec", BATCH, options)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_thresholds_cannot_cut_is_planned_without_them(strategy):
+    """4 columns are the narrowest piece, 3 rows too few for 4 ranks, and one rank cuts nothing."""
+    by_columns, by_rows = Options(column_slice_threshold=1), Options(row_slice_threshold=1)
+    for one, c, options in [
+        (table(0, 20_000, 4), cluster(2, 2), by_columns),
+        (table(0, 3, 16), cluster(1, 4), by_rows),
+        (table(0, 20_000, 64), cluster(1, 1), by_columns),
+        (table(0, 20_000, 64), cluster(1, 1), by_rows),
+    ]:
+        plan = make_plan(strategy, [one], c, "torchrec", BATCH, options).plan
+        assert {p.columns for p in plan.pieces} <= {one.table.dim}  # none, where replicas are best
+    loads = [table(0, 20_000, 64), table(1, 20_000, 4)]
+    plan = make_plan(strategy, loads, cluster(2, 2), "torchrec", BATCH, by_columns).plan
+    assert all(p.columns < 64 for p in plan.of_table("t0"))
 
 
 def test_tables_too_short_are_never_cut_into_empty_blocks():
