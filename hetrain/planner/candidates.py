@@ -25,7 +25,7 @@ SIZES = (1.0, 4.0, 0.5, 0.2, 0.08)  # largest parts, of the bound, that choices 
 ROOMS = (1.0, 0.985, 0.97, 0.95, 0.92, 0.88)  # shares of the memory of the mean rank that a choice may use
 CHOICES = 8  # of cuts that layouts are built for
 BUILDS = 150_000  # tables put in, for choices of cuts
-MIXTURES, FEW_MIXTURES = 40, 2  # that layouts are made of
+MIXTURES = 40  # that layouts are made of
 FEW, LARGE = 150, 1000  # tables: few parts of more are large, and fewer tries reach as far
 
 
@@ -122,7 +122,7 @@ def built(menu: Menu, allowed: Sequence[Worth], ms: float) -> Iterator[tuple[Lay
 
 def of_mixtures(menu: Menu, spent: Worth, mixtures: list[Mixture]) -> Iterator[Layout]:
     """Layouts of the mixtures of cuts that just escape the bound, those for the fastest ranks first."""
-    wanted = sorted(mixtures, key=lambda mixture: mixture.ms)[: FEW_MIXTURES if len(menu.loads) > LARGE else MIXTURES]
+    wanted = sorted(mixtures, key=lambda mixture: mixture.ms)[:MIXTURES]
     for mixture in wanted:
         for beyond in TARGETS[:2]:
             layout = guided(menu, spent, mixture.ms * beyond, mixture.ways, mixture.tables)

@@ -18,7 +18,7 @@ from hetrain.planner.worth import Worth, worth
 
 GOOD = 1.002  # of the bound: the search stops
 NEAR_ENOUGH = 1.01  # of the bound: it is not asked for more
-WORK = 150_000  # of making the bound larger
+WORK, LESS_WORK = 200_000, 40_000  # of making the bound larger; less of many tables, whose parts are small
 WELL_FILLED = 1.03  # of the bound: layouts of filled ranks that are better need no others beside them
 CROWDED = 0.75  # of a memory on the mean rank: where less is used, time alone says what fits
 IMPROVED = 5  # layouts that the local search works on
@@ -36,10 +36,11 @@ def search(menu: Menu, effort: float = 1.0) -> tuple[Layout | None, Bound]:
     packing, spent = _relaxed(menu, bound)
     origins = _begun(menu, packing, spent, bound.ms)
     begun = [way for ways in origins for way in ways]
-    if bound.ms * NEAR_ENOUGH < (slowest := _slowest(begun)) < np.inf:
-        bound, mixtures = tightened(menu, bound, slowest, int(WORK * effort))
+    if len(menu.loads) <= LARGE and bound.ms * NEAR_ENOUGH < (slowest := _slowest(begun)) < np.inf:
+        work = (WORK if len(menu.loads) <= FEW else LESS_WORK) * effort
+        bound, mixtures = tightened(menu, bound, slowest, int(work))
         origins.append([(layout, spent) for layout in of_mixtures(menu, spent, mixtures)])
-        if len(menu.loads) <= LARGE and max(layout.crowded for layout, _ in begun) > CROWDED:
+        if max(layout.crowded for layout, _ in begun) > CROWDED:
             origins.append(_full(menu, spent, bound.ms))
     return _improved(menu, origins, bound.ms, effort), bound
 

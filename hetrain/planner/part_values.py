@@ -15,6 +15,7 @@ from hetrain.planner.arrays import Floats, Ints
 
 ITERATIONS = 200  # linear programs for one demand
 TURNS = 4  # orders of the kinds, each with a best pattern of its own
+MANY = 20  # tables of a kind that may have a part on one rank, roughly
 OVERHEAD = 100  # rows of a linear program that setting one up takes, roughly
 SURE = 1e-6
 TINY = 1e-12
@@ -57,8 +58,9 @@ def values_of(demand: Mapping[Part, float], copies: Ints, capacity: int, known: 
     patterns: dict[tuple[Part, ...], None] = dict.fromkeys((part,) for part in parts)
     patterns.update(dict.fromkeys(kept for p in known if (kept := tuple(part for part in p if part in at))))
     worth, values, work = 1.0, np.zeros(len(parts)), 0
+    each = OVERHEAD + TURNS * tables_on_a_rank({kind for kind, _ in parts}, copies)
     for _ in range(ITERATIONS):
-        matrix, work = np.zeros((len(patterns), len(parts))), work + len(patterns) + OVERHEAD
+        matrix, work = np.zeros((len(patterns), len(parts))), work + len(patterns) + each
         for row, pattern in enumerate(patterns):
             np.add.at(matrix[row], [at[part] for part in pattern], 1.0)
         values = np.maximum(linprog(-asked, matrix, np.ones(len(patterns)), bounds=(0, None), method="highs").x, 0.0)
@@ -95,6 +97,11 @@ def lifted(values: Mapping[Part, float], sizes: Mapping[int, Ints], copies: Ints
         before = _with_kind(before, items, int(copies[kind]))
         found |= {(kind, size): value for size, value in items}
     return found
+
+
+def tables_on_a_rank(kinds: Iterable[int], copies: Ints) -> int:
+    """How many tables of these kinds a knapsack problem goes through, roughly."""
+    return sum(min(int(copies[kind]), MANY) for kind in kinds)
 
 
 def by_kind(values: Mapping[Part, float]) -> dict[int, list[tuple[int, float]]]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrain.planner.arrays import Floats, Ints
-from hetrain.planner.part_values import Part, lifted, values_of
+from hetrain.planner.part_values import Part, lifted, tables_on_a_rank, values_of
 from hetrain.planner.ways import FREE, Way, WayArrays, arrays_of
 
 GRID = 600  # steps of the slowest rank's time that parts are rounded down to
@@ -122,5 +122,5 @@ class WholeTables:
         row = np.zeros(len(chosen))
         np.add.at(row, options.way, value * options.ranks)
         asked.rows.append(row)
-        self.work += found.work + GRID * len(sizes) // 20
+        self.work += found.work + 2 * tables_on_a_rank(sizes, self._copies) + GRID * len(sizes) // 20
         return found.ranks / self._ranks
