@@ -18,7 +18,6 @@ from hetrain.durable import write_text
 from hetrain.errors import ConfigError
 from hetrain.planner import table_list
 from hetrain.planner.cluster import Cluster
-from hetrain.planner.hierarchical import NEAR_ENOUGH
 from hetrain.planner.machines import PROFILE, Machines, machines_of
 from hetrain.planner.misfit import MisfitError
 from hetrain.planner.picture import page
@@ -27,6 +26,7 @@ from hetrain.planner.planned import Planned
 from hetrain.planner.remedies import MORE_MACHINES, MORE_SERVERS, Ways
 from hetrain.planner.report import HEAD, asked_lines, found_lines, rank_rows
 from hetrain.planner.request import STATE, loads_of, planned_for, tables_of
+from hetrain.planner.search.hierarchical import NEAR_ENOUGH
 from hetrain.planner.workload import TableLoad
 
 __all__ = ["PROFILE", "run"]

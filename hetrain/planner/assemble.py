@@ -4,12 +4,12 @@ from collections import Counter
 
 import numpy as np
 
-from hetrain.planner.bound import Bound
 from hetrain.planner.cut import ALL, NODE, Cut, pieces_of, strips_of
 from hetrain.planner.piece import Piece
-from hetrain.planner.place import UNEQUAL, Layout
 from hetrain.planner.plan import Plan
 from hetrain.planner.planned import Planned, RankCost
+from hetrain.planner.search.bound import Bound
+from hetrain.planner.search.place import UNEQUAL, Layout
 from hetrain.planner.store_prices import row_edges
 from hetrain.planner.workload import TableLoad
 

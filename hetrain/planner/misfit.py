@@ -8,8 +8,8 @@ import numpy as np
 from hetrain.errors import ConfigError
 from hetrain.planner.cluster import GIB
 from hetrain.planner.cut import Cut
-from hetrain.planner.menu import Menu
 from hetrain.planner.remedies import Case, Fits, Memory, Ways, gib_text, remedies
+from hetrain.planner.search.menu import Menu
 
 
 class MisfitError(ConfigError):

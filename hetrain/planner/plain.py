@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from hetrain.planner.cut import ALL, NODE, RANK, Cut
-from hetrain.planner.menu import Menu
 from hetrain.planner.options import Options
 from hetrain.planner.piece import TIERS
-from hetrain.planner.place import Layout
+from hetrain.planner.search.menu import Menu
+from hetrain.planner.search.place import Layout
 
 
 def lay_out(strategy: str, menu: Menu, options: Options) -> tuple[Layout, int]:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hetrain.errors import ConfigError
-from hetrain.planner.menu import kinds_of
 from hetrain.planner.options import Options
 from hetrain.planner.plan import Plan
 from hetrain.planner.planned import Planned, RankCost
+from hetrain.planner.search.menu import kinds_of
 from hetrain.planner.store_prices import StorePrices
 from hetrain.planner.workload import TableLoad
 

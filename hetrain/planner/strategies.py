@@ -5,19 +5,19 @@ from dataclasses import replace
 from typing import Literal
 
 from hetrain.errors import ConfigError
-from hetrain.planner import hierarchical
 from hetrain.planner.assemble import assemble
-from hetrain.planner.bound import lower_bound
 from hetrain.planner.cluster import Cluster
-from hetrain.planner.fewer_types import search_types
-from hetrain.planner.menu import Menu, make_menu
 from hetrain.planner.misfit import MisfitError
 from hetrain.planner.options import Options
 from hetrain.planner.piece_costs import NO_COSTS
-from hetrain.planner.place import Layout
 from hetrain.planner.plain import lay_out
 from hetrain.planner.planned import Planned
 from hetrain.planner.remedies import OURS, Case
+from hetrain.planner.search import hierarchical
+from hetrain.planner.search.bound import lower_bound
+from hetrain.planner.search.fewer_types import search_types
+from hetrain.planner.search.menu import Menu, make_menu
+from hetrain.planner.search.place import Layout
 from hetrain.planner.store_prices import StorePrices
 from hetrain.planner.torchrec_prices import TorchRecPrices
 from hetrain.planner.workload import TableLoad

@@ -6,15 +6,15 @@ from dataclasses import replace
 import torch
 
 from hetrain.config import RunConfig
-from hetrain.planner.bound import lower_bound
 from hetrain.planner.cluster import Cluster
 from hetrain.planner.devices import devices_of
-from hetrain.planner.menu import make_menu
 from hetrain.planner.piece_costs import NO_COSTS
 from hetrain.planner.plan import Plan
 from hetrain.planner.planned import Planned
 from hetrain.planner.predict import bottleneck, predict
 from hetrain.planner.request import after_workers, engine_of, options_of
+from hetrain.planner.search.bound import lower_bound
+from hetrain.planner.search.menu import make_menu
 from hetrain.planner.torchrec_planner import Asked, plan_of, sharding_plan, store_plan
 from hetrain.planner.torchrec_prices import TorchRecPrices
 from hetrain.planner.workload import TableLoad

@@ -9,16 +9,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetrain.errors import ConfigError
-from hetrain.planner.bound import lower_bound
 from hetrain.planner.cluster import GIB, Cluster
 from hetrain.planner.cut import ALL, NODE
-from hetrain.planner.menu import make_menu
 from hetrain.planner.options import Constraint, Options
 from hetrain.planner.plan import Plan
 from hetrain.planner.planned import Planned
 from hetrain.planner.predict import predict
+from hetrain.planner.search.bound import lower_bound
+from hetrain.planner.search.menu import make_menu
+from hetrain.planner.search.tighten import tightened
 from hetrain.planner.strategies import STRATEGIES, Engine, make_plan
-from hetrain.planner.tighten import tightened
 from hetrain.planner.torchrec_prices import TorchRecPrices
 from hetrain.planner.workload import Skew, TableLoad
 from hetrain.tables import Table

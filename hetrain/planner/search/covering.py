@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.arrays import Floats, Ints
-from hetrain.planner.fillings import best_fillings
+from hetrain.planner.search.arrays import Floats, Ints
+from hetrain.planner.search.fillings import best_fillings
 
 WANTED = 6  # fillings that are added for a class at a time
 GAIN = 1e-3  # of a rank: what a filling must be worth beyond its room

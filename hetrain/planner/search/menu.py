@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrain.errors import ConfigError
-from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cluster import Cluster
 from hetrain.planner.cut import ALL, Cut
 from hetrain.planner.options import Constraint, Options
-from hetrain.planner.strips import Prices, Strips, price_strips
+from hetrain.planner.search.arrays import Floats, Ints
+from hetrain.planner.search.strips import Prices, Strips, price_strips
 from hetrain.planner.workload import TableLoad
 
 MANY = 200  # kinds of tables: so many parts are packed nearly as well as the mean says, without unequal strips

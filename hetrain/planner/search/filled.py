@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from hetrain.planner.arrays import Floats, Ints
-from hetrain.planner.beginnings import beginnings
-from hetrain.planner.covering import Covering, Parts
 from hetrain.planner.cut import RANK
-from hetrain.planner.insert import ALIGNED, SNUG, Inserter
-from hetrain.planner.menu import Menu
-from hetrain.planner.place import NONE, Layout
-from hetrain.planner.worth import Worth
+from hetrain.planner.search.arrays import Floats, Ints
+from hetrain.planner.search.beginnings import beginnings
+from hetrain.planner.search.covering import Covering, Parts
+from hetrain.planner.search.insert import ALIGNED, SNUG, Inserter
+from hetrain.planner.search.menu import Menu
+from hetrain.planner.search.place import NONE, Layout
+from hetrain.planner.search.worth import Worth
 
 MARGIN = 1.0  # by which a cut may waste more than the best of its table
 MISSING = 2.0  # what a table left over costs, of what it is worth

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetrain.planner.arrays import Floats, Ints
+from hetrain.planner.search.arrays import Floats, Ints
 
 ITERATIONS = 200  # linear programs for one demand
 TURNS = 4  # orders of the kinds, each with a best pattern of its own

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.arrays import Floats, Ints
-from hetrain.planner.menu import Menu
-from hetrain.planner.relax import Relaxed
+from hetrain.planner.search.arrays import Floats, Ints
+from hetrain.planner.search.menu import Menu
+from hetrain.planner.search.relax import Relaxed
 
 MOVES = 400  # of lots of tables to another cut
 

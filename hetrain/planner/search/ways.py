@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cut import Cut
-from hetrain.planner.menu import Menu
+from hetrain.planner.search.arrays import Floats, Ints
+from hetrain.planner.search.menu import Menu
 
 FEW_GROUPS = 8  # of 4 columns: all ways to cut so few are weighed one by one
 

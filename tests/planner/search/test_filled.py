@@ -6,19 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hetrain.planner.beginnings import beginnings, least_mean, parts_on_ranks
-from hetrain.planner.bound import memory_lack
-from hetrain.planner.candidates import choices
 from hetrain.planner.cluster import Cluster
 from hetrain.planner.cut import ALL, NODE, RANK, Cut
-from hetrain.planner.filled import Filler, filled, whole_numbers
-from hetrain.planner.hierarchical import search
-from hetrain.planner.menu import make_menu
 from hetrain.planner.options import Options
-from hetrain.planner.packing import Packing, mean
-from hetrain.planner.place import NONE, Layout
+from hetrain.planner.search.beginnings import beginnings, least_mean, parts_on_ranks
+from hetrain.planner.search.bound import memory_lack
+from hetrain.planner.search.candidates import choices
+from hetrain.planner.search.filled import Filler, filled, whole_numbers
+from hetrain.planner.search.hierarchical import search
+from hetrain.planner.search.menu import make_menu
+from hetrain.planner.search.packing import Packing, mean
+from hetrain.planner.search.place import NONE, Layout
+from hetrain.planner.search.worth import worth
 from hetrain.planner.workload import TableLoad
-from hetrain.planner.worth import worth
 from hetrain.tables import Table
 
 MEMORY = 1000

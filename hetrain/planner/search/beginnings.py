@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.arrays import Ints
 from hetrain.planner.cut import RANK
-from hetrain.planner.menu import Menu
-from hetrain.planner.place import NONE, Layout
-from hetrain.planner.relax import Limit, relax
+from hetrain.planner.search.arrays import Ints
+from hetrain.planner.search.menu import Menu
+from hetrain.planner.search.place import NONE, Layout
+from hetrain.planner.search.relax import Limit, relax
 
 
 def beginnings(menu: Menu, choices: Sequence[Ints], most: float) -> list[Layout]:

@@ -4,10 +4,10 @@ What a type costs does not belong to any table, so the search and its bound leav
 with it: the one found, those of one sharding type less, and those of a single one, as long as that gains.
 """
 
-from hetrain.planner.bound import Bound, lower_bound
-from hetrain.planner.hierarchical import search
-from hetrain.planner.menu import Menu
-from hetrain.planner.place import Layout
+from hetrain.planner.search.bound import Bound, lower_bound
+from hetrain.planner.search.hierarchical import search
+from hetrain.planner.search.menu import Menu
+from hetrain.planner.search.place import Layout
 
 WORTH = 0.002  # of the slowest rank's time: less is not searched for
 

@@ -5,16 +5,26 @@ from itertools import cycle, zip_longest
 
 import numpy as np
 
-from hetrain.planner.bound import Bound, lower_bound
-from hetrain.planner.candidates import FEW, LARGE, built, choices, chosen, largest_first, of_mixtures, shared, size_of
-from hetrain.planner.filled import filled
-from hetrain.planner.improve import improve
-from hetrain.planner.menu import Menu, with_strips
-from hetrain.planner.packing import Packing, mean
-from hetrain.planner.place import Layout
-from hetrain.planner.ruin import TEMPERS, Rebuilder
-from hetrain.planner.tighten import tightened
-from hetrain.planner.worth import Worth, worth
+from hetrain.planner.search.bound import Bound, lower_bound
+from hetrain.planner.search.candidates import (
+    FEW,
+    LARGE,
+    built,
+    choices,
+    chosen,
+    largest_first,
+    of_mixtures,
+    shared,
+    size_of,
+)
+from hetrain.planner.search.filled import filled
+from hetrain.planner.search.improve import improve
+from hetrain.planner.search.menu import Menu, with_strips
+from hetrain.planner.search.packing import Packing, mean
+from hetrain.planner.search.place import Layout
+from hetrain.planner.search.ruin import TEMPERS, Rebuilder
+from hetrain.planner.search.tighten import tightened
+from hetrain.planner.search.worth import Worth, worth
 
 GOOD = 1.002  # of the bound: the search stops
 NEAR_ENOUGH = 1.01  # of the bound: it is not asked for more

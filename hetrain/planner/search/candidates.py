@@ -6,16 +6,16 @@ from itertools import pairwise, product, takewhile, zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.arrays import Floats, Ints
-from hetrain.planner.build import build
-from hetrain.planner.choose import choose
-from hetrain.planner.guided import guided
-from hetrain.planner.insert import ALIGNED, LOOSE, SNUG
-from hetrain.planner.menu import MANY, Menu
-from hetrain.planner.packing import Packing, mean
-from hetrain.planner.place import Layout, place
-from hetrain.planner.tighten import Mixture
-from hetrain.planner.worth import Worth
+from hetrain.planner.search.arrays import Floats, Ints
+from hetrain.planner.search.build import build
+from hetrain.planner.search.choose import choose
+from hetrain.planner.search.guided import guided
+from hetrain.planner.search.insert import ALIGNED, LOOSE, SNUG
+from hetrain.planner.search.menu import MANY, Menu
+from hetrain.planner.search.packing import Packing, mean
+from hetrain.planner.search.place import Layout, place
+from hetrain.planner.search.tighten import Mixture
+from hetrain.planner.search.worth import Worth
 
 CHUNKS = (1.0, 0.4, 0.25)  # most of a rank's memory that a part may take, where its table allows it
 TARGETS = (1.0, 1.02, 1.045)  # slowest ranks, as multiples of the bound, that layouts are built for

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cut import ALL, GROUP, RANK, Cut
-from hetrain.planner.place import UNEQUAL, Layout
-from hetrain.planner.strips import fill, widest
-from hetrain.planner.worth import Worth
+from hetrain.planner.search.arrays import Floats, Ints
+from hetrain.planner.search.place import UNEQUAL, Layout
+from hetrain.planner.search.strips import fill, widest
+from hetrain.planner.search.worth import Worth
 
 WASTE = 0.3  # the weight of a millisecond spent, against one in excess of the target
 BEYOND = (0.0, 0.003, 0.02)  # of the target: how far strips of unequal widths may exceed it

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrain.planner.part_values import lifted, values_of
+from hetrain.planner.search.part_values import lifted, values_of
 
 CAPACITY = 30
 sizes = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=3, unique=True)

@@ -9,9 +9,9 @@ from math import exp
 import numpy as np
 
 from hetrain.planner.cut import ALL, RANK
-from hetrain.planner.insert import ALIGNED, LOOSE, SNUG, Inserter
-from hetrain.planner.place import Layout
-from hetrain.planner.worth import Worth
+from hetrain.planner.search.insert import ALIGNED, LOOSE, SNUG, Inserter
+from hetrain.planner.search.place import Layout
+from hetrain.planner.search.worth import Worth
 
 MOST = 6  # tables taken off at a time
 PAIRS = 0.8  # of the rebuilds, where memory is scarce, are of two ranks

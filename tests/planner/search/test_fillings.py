@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hetrain.planner.covering import GAIN, Covering, Parts
-from hetrain.planner.fillings import CELLS, best_fillings
+from hetrain.planner.search.covering import GAIN, Covering, Parts
+from hetrain.planner.search.fillings import CELLS, best_fillings
 
 
 def every_set(sizes, most):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cut import GROUP, MOST_STRIPS, Cut
+from hetrain.planner.search.arrays import Floats, Ints
 from hetrain.planner.workload import TableLoad
 
 Prices = Callable[[TableLoad, tuple[str, ...], tuple[str, ...], int | None], list[Cut]]

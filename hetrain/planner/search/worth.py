@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.arrays import Floats
-from hetrain.planner.menu import Menu
-from hetrain.planner.relax import Relaxed
+from hetrain.planner.search.arrays import Floats
+from hetrain.planner.search.menu import Menu
+from hetrain.planner.search.relax import Relaxed
 
 
 @dataclass(frozen=True)

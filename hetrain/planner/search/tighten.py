@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetrain.planner.arrays import Floats
-from hetrain.planner.bound import Bound, binding
-from hetrain.planner.menu import MANY, Menu, with_strips
-from hetrain.planner.packing import Packing
-from hetrain.planner.ways import Way, ways_of
-from hetrain.planner.whole import WholeTables
+from hetrain.planner.search.arrays import Floats
+from hetrain.planner.search.bound import Bound, binding
+from hetrain.planner.search.menu import MANY, Menu, with_strips
+from hetrain.planner.search.packing import Packing
+from hetrain.planner.search.ways import Way, ways_of
+from hetrain.planner.search.whole import WholeTables
 
 WIDTH, NARROWEST = 0.02, 0.005  # of the slowest rank's time: intervals of what all ranks do, at first and at last
 STEPS = (0.005, 0.002)  # relative: by how much more than the last a slowest rank is tried, the first until it fails

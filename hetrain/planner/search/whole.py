@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.arrays import Floats, Ints
-from hetrain.planner.part_values import Part, lifted, tables_on_a_rank, values_of
-from hetrain.planner.ways import FREE, Way, WayArrays, arrays_of
+from hetrain.planner.search.arrays import Floats, Ints
+from hetrain.planner.search.part_values import Part, lifted, tables_on_a_rank, values_of
+from hetrain.planner.search.ways import FREE, Way, WayArrays, arrays_of
 
 GRID = 600  # steps of the slowest rank's time that parts are rounded down to
 ROUNDS = 100  # of choices for one question

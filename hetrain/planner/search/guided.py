@@ -6,13 +6,13 @@ put where they leave least room, the largest first.
 
 import numpy as np
 
-from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cut import ALL, NODE, Cut
-from hetrain.planner.insert import SNUG, Inserter
-from hetrain.planner.menu import Menu
-from hetrain.planner.place import UNEQUAL, Layout
-from hetrain.planner.ways import FREE, STRIPS, Way
-from hetrain.planner.worth import Worth
+from hetrain.planner.search.arrays import Floats, Ints
+from hetrain.planner.search.insert import SNUG, Inserter
+from hetrain.planner.search.menu import Menu
+from hetrain.planner.search.place import UNEQUAL, Layout
+from hetrain.planner.search.ways import FREE, STRIPS, Way
+from hetrain.planner.search.worth import Worth
 
 
 def guided(menu: Menu, spent: Worth, target: float, ways: list[Way], mixture: Floats) -> Layout | None:

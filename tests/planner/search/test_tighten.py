@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrain.planner.bound import lower_bound
 from hetrain.planner.cluster import Cluster
 from hetrain.planner.cut import ALL, NODE, RANK, Cut
-from hetrain.planner.menu import make_menu
 from hetrain.planner.options import Options
-from hetrain.planner.tighten import tightened
+from hetrain.planner.search.bound import lower_bound
+from hetrain.planner.search.menu import make_menu
+from hetrain.planner.search.tighten import tightened
 from hetrain.planner.workload import TableLoad
 from hetrain.tables import Table
 from tests.planner.test_strategies import best_of_all

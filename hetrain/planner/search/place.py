@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cut import ALL, NODE, Cut
-from hetrain.planner.menu import Menu
+from hetrain.planner.search.arrays import Floats, Ints
+from hetrain.planner.search.menu import Menu
 
 NONE, UNEQUAL = -1, -2  # in place of a cut's number: not placed, in strips of unequal widths
 Kept = tuple[int, list[int], list[Cut]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.arrays import Floats, Ints
+from hetrain.planner.search.arrays import Floats, Ints
 
 CELLS = 40  # of each of the first two resources
 LIKE = 1e-9  # relative: worth that is the same

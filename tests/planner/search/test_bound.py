@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrain.planner.bound import lower_bound
-from hetrain.planner.hierarchical import search
-from hetrain.planner.menu import make_menu
 from hetrain.planner.options import Options
-from hetrain.planner.packing import shares
+from hetrain.planner.search.bound import lower_bound
+from hetrain.planner.search.hierarchical import search
+from hetrain.planner.search.menu import make_menu
+from hetrain.planner.search.packing import shares
 from hetrain.planner.torchrec_prices import TorchRecPrices
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from planner import RECORDED, cluster
 from planner_tables import workload

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetrain.planner.arrays import Floats, Ints
+from hetrain.planner.search.arrays import Floats, Ints
 
 HALVINGS = 16
 GROWTHS = 30  # of a price's interval, until it is high enough

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.arrays import Floats, Ints
 from hetrain.planner.cut import NODE, RANK
-from hetrain.planner.place import Layout
+from hetrain.planner.search.arrays import Floats, Ints
+from hetrain.planner.search.place import Layout
 
 EXCHANGES = 400  # of parts between two ranks
 TRIALS = 3000  # of a table with another cut

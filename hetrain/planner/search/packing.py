@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrain.planner.arrays import Floats
-from hetrain.planner.menu import MANY, Menu
-from hetrain.planner.relax import Limit, Relaxed, relax
+from hetrain.planner.search.arrays import Floats
+from hetrain.planner.search.menu import MANY, Menu
+from hetrain.planner.search.relax import Limit, Relaxed, relax
 
 MIXED = 2e-3  # of all time: differences between the cuts of a single table that are worth telling them apart
 Share = Callable[[Floats], Floats]

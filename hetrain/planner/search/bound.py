@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetrain.planner.menu import Menu, with_strips
-from hetrain.planner.packing import Packing, allowed
+from hetrain.planner.search.menu import Menu, with_strips
+from hetrain.planner.search.packing import Packing, allowed
 
 TIGHT = 1e-3  # relative: how finely T and A are searched
 MOST_SPLITS = 400  # of the interval of A and of the cuts of single tables

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from hetrain.planner.arrays import Floats, Ints
-from hetrain.planner.insert import WASTE, Inserter
-from hetrain.planner.menu import Menu
-from hetrain.planner.place import Layout
-from hetrain.planner.worth import Worth
+from hetrain.planner.search.arrays import Floats, Ints
+from hetrain.planner.search.insert import WASTE, Inserter
+from hetrain.planner.search.menu import Menu
+from hetrain.planner.search.place import Layout
+from hetrain.planner.search.worth import Worth
 
 
 def build(
