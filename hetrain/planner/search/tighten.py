@@ -17,7 +17,8 @@ from hetrain.planner.search.ways import Way, ways_of
 from hetrain.planner.search.whole import WholeTables
 
 WIDTH, NARROWEST = 0.02, 0.005  # of the slowest rank's time: intervals of what all ranks do, at first and at last
-STEPS = (0.005, 0.002)  # relative: by how much more than the last a slowest rank is tried, the first until it fails
+STEPS = (0.005, 0.002)  # relative: by how much more than the last a slowest rank is tried, each until it fails
+FAR = 1 / 8  # of the way to the plan: a first step, where that is much longer
 FOR_MIXTURES = 0.3  # of the work
 ABOVE = (1.003, 1.015)  # multiples of the bound, at first and at last, that mixtures are wanted for
 
@@ -44,7 +45,8 @@ def tightened(menu: Menu, bound: Bound, slowest: float, work: int) -> tuple[Boun
     limits = (float(menu.cluster.hbm_bytes), float(menu.cluster.ddr_bytes))
     whole = WholeTables(ways, menu.copies, limits, menu.cluster.world_size)
     first = bound.ms
-    for step in STEPS:
+    far = (slowest / bound.ms - 1) * FAR
+    for step in (far, *STEPS) if far > 2 * STEPS[0] else STEPS:
         until = work * (1 - FOR_MIXTURES)
         while bound.ms < slowest and _refuted(packing, whole, ms := min(bound.ms * (1 + step), slowest), until):
             bound = Bound(ms, f"no whole tables fill the ranks{binding(packing, ms)}", True)
