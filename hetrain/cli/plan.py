@@ -11,7 +11,9 @@ from itertools import count
 from pathlib import Path
 
 from hetrain.cli.table import show
+from hetrain.codec import Codecs
 from hetrain.config import ClusterConfig, PlannerConfig, RunConfig
+from hetrain.config.comms import codecs_of
 from hetrain.config.compose import chosen_experiment, compose, group_options
 from hetrain.config.planner_checks import MOST_EFFORT
 from hetrain.durable import write_text
@@ -49,6 +51,8 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
     _check_gpus(cfg.cluster, machines.cluster.kind)
     out = _folder(cfg, chosen_experiment(overrides) or what, machines)
     asked = asked_lines(what, loads, machines.cluster, machines.speeds_from)
+    if codecs_of(cfg) != Codecs():
+        asked.append(("comms", "none in the prices, which are of float32: what comms.* saves is not counted"))
     _say(asked)
     if cfg.planner.name == "torchrec" and len(loads) * machines.cluster.world_size > PATIENCE:
         _say(

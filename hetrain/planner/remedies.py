@@ -105,7 +105,8 @@ def _memory(case: Case, memory: Memory, fits: Fits, ways: Ways) -> Iterator[str]
     found = _least((memory.need - elsewhere) / unit, now / unit, enough, _round_up)
     if found is not None:
         key = "planner.memory_gib" if of_device else "cluster.ddr_gib"
-        yield f"raise {key} from {gib_text(now / unit)} to at least {found:.10g}"
+        whose = " where a rank has so much" if of_device else ""
+        yield f"raise {key} from {gib_text(now / unit)} to at least {found:.10g}{whose}"
 
 
 def _ranks(case: Case, memory: Memory, fits: Fits, ways: Ways) -> Iterator[str]:

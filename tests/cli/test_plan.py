@@ -55,6 +55,12 @@ def test_a_plan_is_shown_saved_and_read_again(folder: Path, capsys: pytest.Captu
     assert "<svg" in (folder / "out" / "plan.html").read_text()
 
 
+def test_what_is_not_in_the_prices_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan.tables=tables.json", *CPUS)
+    assert "comms" not in planned(capsys, *words, "plan.out=a")
+    assert "float32" in planned(capsys, *words, "plan.out=b", "comms.pooled_forward=fp16")["comms"]
+
+
 def test_a_plan_is_never_written_over(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan.tables=tables.json", *CPUS)
     planned(capsys, *words, "plan.out=out")
