@@ -105,8 +105,7 @@ def _memory(case: Case, memory: Memory, fits: Fits, ways: Ways) -> Iterator[str]
     found = _least((memory.need - elsewhere) / unit, now / unit, enough, _round_up)
     if found is not None:
         key = "planner.memory_gib" if of_device else "cluster.ddr_gib"
-        whose = " where a rank has so much" if of_device else ""
-        yield f"raise {key} from {gib_text(now / unit)} to at least {found:.10g}{whose}"
+        yield f"raise {key} from {gib_text(now / unit)} to at least {found:.10g}"
 
 
 def _ranks(case: Case, memory: Memory, fits: Fits, ways: Ways) -> Iterator[str]:
