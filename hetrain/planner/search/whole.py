@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrain.planner.search.arrays import Floats, Ints
+from hetrain.planner.search.chatter import without_chatter
 from hetrain.planner.search.part_values import Part, lifted, tables_on_a_rank, values_of
 from hetrain.planner.search.ways import FREE, Way, WayArrays, arrays_of
 
@@ -92,13 +93,14 @@ class WholeTables:
         least = np.concatenate([self._copies, free, [asked.low / asked.high, 0.0, 0.0]])
         most = np.concatenate([self._copies, np.zeros(len(filled)), np.ones(len(limited))])
         upper = np.append(np.where(asked.usable, self._copies[options.kind], 0.0), 1 + SURE if whole else np.inf)
-        solved = milp(
-            np.append(np.zeros(many), 1.0),
-            integrality=np.append(self._whole & whole, 0),
-            bounds=Bounds(np.zeros(many + 1), upper),
-            constraints=LinearConstraint(matrix, least, most),
-            options={"mip_rel_gap": GAP, "node_limit": NODES},
-        )
+        with without_chatter():
+            solved = milp(
+                np.append(np.zeros(many), 1.0),
+                integrality=np.append(self._whole & whole, 0),
+                bounds=Bounds(np.zeros(many + 1), upper),
+                constraints=LinearConstraint(matrix, least, most),
+                options={"mip_rel_gap": GAP, "node_limit": NODES},
+            )
         self.work += len(matrix) + NODE_WORK * int(solved.get("mip_node_count") or 0)
         if solved.status == 2 or (solved.x is not None and not whole and solved.fun > 1 + SURE):
             return None
