@@ -92,7 +92,7 @@ def asked_lines(what: str, loads: Sequence[TableLoad], cluster: Cluster, speeds_
 def found_lines(planned: Planned, batch_size: int) -> list[tuple[str, str]]:
     """How good the plan is, and what would make it better."""
     slowest, bound = planned.slowest_ms, planned.lower_bound_ms
-    above = f"{slowest / bound - 1:.1%} above" if bound > 0 else "above"
+    above = f"{max(0.0, slowest / bound - 1):.1%} above" if bound > 0 else "above"  # sums of one plan round apart
     best = f"{milliseconds(bound)} ms, which no plan of the cuts allowed can go below"
     kinds = Counter(planned.plan.sharding.values())
     fixed, pieces = planned.ranks[0].fixed_ms, len(planned.plan.pieces)
