@@ -48,7 +48,7 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
     machines = machines_of(cfg.cluster, cfg.planner.memory_gib, cfg.launch.nproc)
     _check_gpus(cfg.cluster, machines.cluster.kind)
     out = _folder(cfg, chosen_experiment(overrides) or what, machines)
-    asked = asked_lines(what, loads, machines.cluster, machines.speeds_from)
+    asked = asked_lines(what, loads, machines)
     _say(asked)
     if cfg.planner.name == "torchrec" and len(loads) * machines.cluster.world_size > PATIENCE:
         _say(
