@@ -86,6 +86,7 @@ def _own_cluster(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Cluster:
     if memory is None and kind == "cpu" and cfg.cluster.ddr_gib is None:
         memory = host_memory() * (1 - cfg.cluster.reserve) / local / GIB  # of the host, whatever a node is
     own = "cuda" if NVIDIA.is_dir() else "cpu"  # what this machine is taken for, and was measured as
+    # A device beside speeds is a preset's: other machines, of which the profile in its usual place says nothing.
     preset = cfg.cluster.device is not None and any(getattr(cfg.cluster, key) is not None for key in SPEEDS)
     described = replace(
         cfg.cluster,
