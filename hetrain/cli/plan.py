@@ -50,9 +50,7 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
     machines = machines_of(cfg.cluster, cfg.planner.memory_gib, cfg.launch.nproc)
     _check_gpus(cfg.cluster, machines.cluster.kind)
     out = _folder(cfg, chosen_experiment(overrides) or what, machines)
-    asked = asked_lines(what, loads, machines.cluster, machines.speeds_from)
-    if codecs_of(cfg) != Codecs():
-        asked.append(("comms", "none in the prices, which are of float32: what comms.* saves is not counted"))
+    asked = _asked(cfg, what, loads, machines)
     _say(asked)
     if cfg.planner.name == "torchrec" and len(loads) * machines.cluster.world_size > PATIENCE:
         _say(
@@ -75,6 +73,13 @@ def run(cfg: RunConfig, overrides: Sequence[str], folders: Sequence[Path]) -> in
     if cfg.plan.tables is None:
         _say([("next", _next(cfg, overrides, planned.plan, files[0]))])
     return 0
+
+
+def _asked(cfg: RunConfig, what: str, loads: Sequence[TableLoad], machines: Machines) -> list[tuple[str, str]]:
+    asked = asked_lines(what, loads, machines)
+    if codecs_of(cfg) != Codecs():
+        asked.append(("comms", "none in the prices, which are of float32: what comms.* saves is not counted"))
+    return asked
 
 
 def _longer(cfg: PlannerConfig, planned: Planned) -> str:

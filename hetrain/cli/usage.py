@@ -168,8 +168,9 @@ most used keys
 option of plan alone
   --calibrate               measure this machine's lookups, exchanges and reductions with launch.nproc ranks, and what
                             pieces of tables and sharding types cost beside their bytes; save it all as
-                            plans/profile.json (or cluster.profile=FILE), which plans for it then use. Takes launch.*
-                            and cluster.profile alone; a profile of other ranks or of another machine is not replaced
+                            plans/profile.json, which plans for cluster=local then use, or as cluster.profile=FILE,
+                            which plans with that key use. Takes launch.* and cluster.profile alone; not replaced is a
+                            profile of other ranks or of another machine, nor one of even times by uneven ones
 
 examples
   hetrain plan +experiment=merlin_medium cluster=dgx_a100 cluster.nodes=2

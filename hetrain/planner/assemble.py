@@ -4,7 +4,8 @@ from collections import Counter
 
 import numpy as np
 
-from hetrain.planner.cut import ALL, NODE, Cut, pieces_of, strips_of
+from hetrain.planner.bottleneck import TableHere, bottleneck
+from hetrain.planner.cut import ALL, NODE, pieces_of, strips_of
 from hetrain.planner.piece import Piece
 from hetrain.planner.plan import Plan
 from hetrain.planner.planned import Planned, RankCost
@@ -33,8 +34,9 @@ def assemble(layout: Layout, bound: Bound, engine: str) -> Planned:
     plan = Plan(engine, layout.world, tuple(pieces), frozenset(replicated), sharding, layout.local)
     ranks = _ranks(layout, plan)
     slowest = max(ranks, key=lambda cost: cost.total_ms)
+    words = bottleneck(plan, slowest, _tables_on(layout, slowest.rank), layout.menu.cluster)
     ms = min(bound.ms + layout.menu.least_types_ms, slowest.total_ms)  # equal but for rounding
-    return Planned(plan, ranks, ms, bound.reason, bottleneck(layout, slowest), dict(tiers))
+    return Planned(plan, ranks, ms, bound.reason, words, dict(tiers))
 
 
 def _pieces(load: TableLoad, table: int, layout: Layout, engine: str) -> list[Piece]:
@@ -70,32 +72,15 @@ def _ranks(layout: Layout, plan: Plan) -> tuple[RankCost, ...]:
     )
 
 
-def bottleneck(layout: Layout, slowest: RankCost) -> str:
-    """What the slowest rank does most, and which key would change it."""
-    menu, rank = layout.menu, slowest.rank
-    here = {t: part for t in range(len(menu.loads)) if (part := _part(layout, t, rank)) is not None}
-    comm, total = slowest.comm_ms, max(slowest.total_ms, 1e-30)
-    top = max(here, key=lambda t: here[t].cost, default=0)
-    cut, name = here.get(top, layout.of(top)), menu.loads[top].table.name
-    within = menu.cluster.nodes == 1
-    if slowest.fixed_ms > total / 2:
-        what = f"{slowest.fixed_ms / total:.0%} of its time is what pieces cost each; fewer (planner.sharding_types)"
-    elif comm > slowest.compute_ms:
-        link = "cluster.intra_gb_s" if within else "cluster.inter_gb_s"
-        what = f"{comm / total:.0%} of its time is exchange; a faster link ({link}) or a smaller train.batch_size"
-    else:
-        tier = "cluster.hbm_gb_s" if menu.cluster.kind == "cuda" else "cluster.ddr_gb_s"
-        slow = [part for part in here.values() if part.tier != menu.cluster.device_tier]
-        where = f" ({len(slow)} tables through the host's memory: more planner.memory_gib)" if slow else ""
-        what = (
-            f"{slowest.compute_ms / total:.0%} of its time is reading and updating rows; faster memory ({tier}){where}"
-        )
-    return f"rank {rank}: {what} would move it. Most is table {name!r} ({cut.kind}, {cut.cost:.3g} of {total:.3g} ms)"
-
-
-def _part(layout: Layout, table: int, rank: int) -> Cut | None:
-    """The part of a table that loads a rank."""
-    for place, part in zip(layout.places[table], layout.parts[table], strict=True):
-        if part.place == ALL or (rank // layout.local if part.place == NODE else rank) == place:
-            return part
-    return None
+def _tables_on(layout: Layout, rank: int) -> dict[str, TableHere]:
+    """What every table that loads a rank takes of it, by name."""
+    found: dict[str, TableHere] = {}
+    for table, load in enumerate(layout.menu.loads):
+        parts = [
+            part
+            for place, part in zip(layout.places[table], layout.parts[table], strict=True)
+            if part.place == ALL or (rank // layout.local if part.place == NODE else rank) == place
+        ]
+        if parts:
+            found[load.table.name] = TableHere(sum(part.cost for part in parts), parts[0].tier)
+    return found

@@ -5,7 +5,6 @@ pooled embeddings, the sum of dense gradients. A speed is what makes the cost mo
 What pieces and sharding types cost beside their bytes comes from whole steps (calibrate_pieces.py), at these speeds.
 """
 
-import json
 import os
 import platform
 import time
@@ -21,11 +20,11 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
-from hetrain.durable import write_text
 from hetrain.errors import TrainingError
 from hetrain.planner.calibrate_pieces import MakeStep, measure_pieces
 from hetrain.planner.cluster import GIB, Cluster
 from hetrain.planner.fit import line, relative_error
+from hetrain.planner.kept_profile import keep
 from hetrain.planner.machines import FORMAT, USUAL, check_replaceable
 from hetrain.planner.piece_costs import NO_COSTS, PieceCosts
 from hetrain.planner.torchrec_prices import BYTES_PER_MS, TorchRecPrices
@@ -37,7 +36,6 @@ LOOKUPS = ((512, 16, 1), (2048, 16, 10), (2048, 64, 1), (4096, 64, 4), (4096, 12
 ROWS = 200_000  # of the table looked up: far more than caches of a core hold
 MESSAGES = tuple(1 << n for n in (12, 14, 16, 18, 20, 22, 24))  # bytes that a rank sends, to all others together
 REPEATS = 15
-MOST_OFF = 0.3  # of a line from its points, where speeds can be relied on
 
 
 @dataclass(frozen=True)
@@ -86,23 +84,21 @@ def calibrate(ranks: Ranks, device: torch.device, file: Path, make_step: MakeSte
         costs, off = measure_pieces(ranks, device, cluster, make_step)
     if not ranks.first:
         return
-    replaced = f" (in place of that of {_written(file)})" if file.exists() else ""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, json.dumps(profile(found, device.type, ranks.world_size, local, costs), indent=1) + "\n")
     for series in found:
         print(f"{series.what:<28}{series.gb_s:>9.3f} GB/s, {series.start_ms * 1000:,.0f} us to begin with ", end="")
         print(f"({len(series.times)} sizes, off by {series.error:.0%})")
     if not ranks.alone:
         print(_in_words(costs, off))
-    if max(off, *(series.error for series in found)) > MOST_OFF:
-        print("The times are uneven: measure again when nothing else uses these machines.")
-    print(f"saved       {file}{replaced}, which `hetrain plan` uses for cluster=local or as cluster.profile={file}")
+    print(keep(file, profile(found, device.type, ranks.world_size, local, costs, off)))
 
 
 def profile(
-    found: list[Series], device: str, world_size: int, local: int, costs: PieceCosts = NO_COSTS
+    found: list[Series], device: str, world_size: int, local: int, costs: PieceCosts = NO_COSTS, off: float = 0.0
 ) -> dict[str, Any]:
-    """The profile: speeds as `cluster.*` has them, what they were fitted to, and what pieces cost beside bytes."""
+    """The profile: speeds as `cluster.*` has them, what they were fitted to, and what pieces cost beside bytes.
+
+    `off`: how far the steps that gave `costs` are from them.
+    """
     return {
         "format": FORMAT,
         "host": platform.node(),
@@ -111,12 +107,9 @@ def profile(
         "ranks_per_node": local,
         "speeds": _speeds(found, device, local),
         "piece_costs": costs.to_json(),
+        "pieces_error": off,
         "measured": {series.what: series.to_json() for series in found},
     }
-
-
-def _written(file: Path) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(file.stat().st_mtime))
 
 
 def _in_words(costs: PieceCosts, off: float) -> str:

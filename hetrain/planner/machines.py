@@ -2,6 +2,7 @@
 
 import math
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,32 @@ USUAL = {
     "cpu": dict(zip(SPEEDS, (0.0, 10.0, 1.0, 1.0, 1.25, 60.0), strict=True)),
     "cuda": dict(zip(SPEEDS, (897.0, 51.0, 32.0, 600.0, 12.5, 20.0), strict=True)),
 }
-USED = {"cpu": ("ddr_gb_s", "intra_gb_s", "inter_gb_s", "latency_us"), "cuda": SPEEDS}
+USED = {"cpu": ("ddr_gb_s", "intra_gb_s", "inter_gb_s"), "cuda": SPEEDS[:-1]}  # in prices
 NVIDIA = Path("/proc/driver/nvidia/gpus")  # one folder per GPU
 LOCAL_RANKS = 2  # of a machine without GPUs
 FORMAT = 2  # of a profile; one of format 1 has no costs of pieces
+CONFIG, COMMON = "the config", "common machines of the kind"  # sources of speeds
+PIECES = "piece_costs"
 
 
 @dataclass(frozen=True)
 class Machines:
-    """The cluster, and where its numbers come from, in words."""
+    """The cluster, and where its numbers come from."""
 
     cluster: Cluster
-    speeds_from: str
+    sources: Mapping[str, str]  # in words, of each of USED; of PIECES too, where a profile gives some
+    servers: int = 0  # machines beside, which own rows alone
+    one_rank: bool = False  # whether the profile is of one rank, which has exchanged nothing, and these are more
+
+
+@dataclass(frozen=True)
+class _Speeds:
+    """All speeds of a cluster, its costs of pieces, and where they come from."""
+
+    gb_s: Mapping[str, float]  # and microseconds
+    piece_costs: PieceCosts
+    sources: Mapping[str, str]
+    one_rank: bool
 
 
 def machines_of(cfg: ClusterConfig, memory_gib: float | None = None, nproc: int | None = None) -> Machines:
@@ -45,9 +60,9 @@ def machines_of(cfg: ClusterConfig, memory_gib: float | None = None, nproc: int 
     gpus = len(list(NVIDIA.iterdir())) if NVIDIA.is_dir() else 0
     device = cfg.device or ("cuda" if gpus else "cpu")
     ranks = cfg.gpus_per_node or nproc or (gpus if device == "cuda" else 0) or LOCAL_RANKS
-    speeds, piece_costs, source = _speeds(cfg, device)
-    if (cfg.nodes or 1) * ranks == 1:
-        piece_costs = NO_COSTS  # nothing is exchanged
+    speeds = _speeds(cfg, device)
+    alone = (cfg.nodes or 1) * ranks == 1  # nothing is exchanged
+    piece_costs = NO_COSTS if alone else speeds.piece_costs
     own = None if memory_gib is None else int(memory_gib * GIB)
     ddr = GIB * cfg.ddr_gib if cfg.ddr_gib is not None else host_memory()
     share = int(ddr * (1 - cfg.reserve)) // ranks
@@ -55,7 +70,8 @@ def machines_of(cfg: ClusterConfig, memory_gib: float | None = None, nproc: int 
         hbm, share = 0, share if own is None else own
     else:
         hbm = own if own is not None else int(_hbm_gib(cfg) * (1 - cfg.reserve) * GIB)
-    return Machines(Cluster(device, cfg.nodes or 1, ranks, hbm, share, **speeds, piece_costs=piece_costs), source)
+    cluster = Cluster(device, cfg.nodes or 1, ranks, hbm, share, **speeds.gb_s, piece_costs=piece_costs)
+    return Machines(cluster, speeds.sources, cfg.servers, speeds.one_rank and not alone)
 
 
 def _hbm_gib(cfg: ClusterConfig) -> float:
@@ -71,18 +87,22 @@ def _hbm_gib(cfg: ClusterConfig) -> float:
     return float(torch.cuda.get_device_properties(0).total_memory) / GIB
 
 
-def _speeds(cfg: ClusterConfig, device: str) -> tuple[dict[str, float], PieceCosts, str]:
-    """All speeds, costs of pieces, and where they come from; a profile in its usual place is of no preset's machine."""
+def _speeds(cfg: ClusterConfig, device: str) -> _Speeds:
+    """The config's own speeds, each in place of the profile's; a profile in its usual place is of no preset's machine.
+
+    A preset names its device. Without a word of it the ranks are this machine's, whatever speeds are tried for them.
+    """
     given = {key: getattr(cfg, key) for key in SPEEDS if getattr(cfg, key) is not None}
-    here = not given and cfg.device is None and PROFILE.is_file()
-    file = Path(cfg.profile) if cfg.profile is not None else PROFILE if here else None
-    measured, piece_costs = ({}, NO_COSTS) if file is None else read_profile(file, device, cfg.nodes or 1)
-    speeds = {**USUAL[device], **measured, **given}
-    speeds["hbm_gb_s"] = speeds["hbm_gb_s"] or speeds["ddr_gb_s"]  # never used on a CPU
-    sources = [name for name, there in ((str(file), measured), ("the config", given)) if there]
-    if not measured and not set(USED[device]) <= given.keys():
-        sources.append("common machines of the kind")
-    return speeds, piece_costs, " and ".join(sources)
+    file = Path(cfg.profile) if cfg.profile is not None else PROFILE
+    there = cfg.profile is not None or (cfg.device is None and PROFILE.is_file())
+    measured, piece_costs = read_profile(file, device, cfg.nodes or 1) if there else ({}, NO_COSTS)
+    gb_s = {**USUAL[device], **measured, **given}
+    gb_s["hbm_gb_s"] = gb_s["hbm_gb_s"] or gb_s["ddr_gb_s"]  # never used on a CPU
+    sources = {key: CONFIG if key in given else str(file) if key in measured else COMMON for key in USED[device]}
+    if piece_costs != NO_COSTS:
+        sources[PIECES] = str(file)
+    one_rank = there and not measured.keys() & {"intra_gb_s", "inter_gb_s"}
+    return _Speeds(gb_s, piece_costs, sources, one_rank)
 
 
 def read_profile(file: Path, device: str, nodes: int) -> tuple[dict[str, float], PieceCosts]:

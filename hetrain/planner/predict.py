@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
+from hetrain.planner.bottleneck import TableHere, bottleneck
 from hetrain.planner.cluster import Cluster
 from hetrain.planner.cut import Cut
 from hetrain.planner.plan import Plan
@@ -33,25 +34,15 @@ def predict(plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_size
     )
 
 
-def bottleneck(plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_size: int, rank: int) -> str:
-    """What makes `rank` of the cluster, the slowest, slow, and what would move it, in words."""
-    by_table: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+def bottleneck_of(plan: Plan, loads: Sequence[TableLoad], cluster: Cluster, batch_size: int, slowest: RankCost) -> str:
+    """What makes `slowest`, a cost that `predict` gave, slow, and what would move it, in words."""
+    spent: defaultdict[str, float] = defaultdict(float)
+    tiers: dict[str, str] = {}
     for load, holder, _, cut in _held(plan, loads, cluster, batch_size):
-        if holder == rank:
-            by_table[load.table.name][0] += cut.compute_ms
-            by_table[load.table.name][1] += cut.comm_ms
-    cost = predict(plan, loads, cluster, batch_size)[rank]
-    if not cost.compute_ms + cost.comm_ms:
-        return "no table is looked up"
-    share = max(cost.compute_ms, cost.comm_ms) / cost.total_ms
-    what, key = "reading and updating rows; faster memory", "hbm_gb_s" if cluster.kind == "cuda" else "ddr_gb_s"
-    if cost.comm_ms > cost.compute_ms:
-        what, key = "exchange; a faster link", "inter_gb_s" if cluster.nodes > 1 else "intra_gb_s"
-    top = max(by_table, key=lambda name: sum(by_table[name]))
-    return (
-        f"{share:.0%} of its time is {what} (cluster.{key}) or a smaller train.batch_size would move it. Most is table "
-        f"{top!r} ({plan.sharding[top]}, {sum(by_table[top]):.3g} of {cost.total_ms:.3g} ms)"
-    )
+        if holder == slowest.rank:
+            spent[load.table.name] += cut.cost
+            tiers[load.table.name] = cut.tier
+    return bottleneck(plan, slowest, {name: TableHere(spent[name], tiers[name]) for name in tiers}, cluster)
 
 
 def _held(

@@ -1,14 +1,22 @@
 """A predicted plan in words and as a table: what each rank holds and takes, how near the best it is, what to move."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from hetrain.planner.cluster import GIB, Cluster
+from hetrain.planner.cluster import GIB
+from hetrain.planner.machines import PIECES, Machines
 from hetrain.planner.piece_costs import NO_COSTS
 from hetrain.planner.planned import Planned, RankCost
 from hetrain.planner.workload import TableLoad
 
 HEAD = ("rank", "node", "hbm GiB", "ddr GiB", "rows", "compute ms", "comm ms", "total ms")
+USES = {
+    "hbm_gb_s": "hbm",
+    "ddr_gb_s": "ddr",
+    "host_link_gb_s": "between hbm and ddr",
+    "intra_gb_s": "within a machine",
+    "inter_gb_s": "between machines",
+}
 MIB = 1 << 20
 SHOWN = 16  # ranks listed one by one
 SLOWEST = 5  # of more ranks
@@ -66,14 +74,13 @@ def milliseconds(ms: float) -> str:
     return f"{ms:.3f}" if ms < 10 else f"{ms:.2f}" if ms < 100 else f"{ms:,.0f}"
 
 
-def asked_lines(what: str, loads: Sequence[TableLoad], cluster: Cluster, speeds_from: str) -> list[tuple[str, str]]:
+def asked_lines(what: str, loads: Sequence[TableLoad], machines: Machines) -> list[tuple[str, str]]:
     """What is to be planned, and for which machines."""
+    cluster = machines.cluster
     rows = sum(load.table.rows for load in loads)
     measured = sum(load.skew is not None for load in loads)
     memories = [(cluster.hbm_bytes, "hbm")] if cluster.kind == "cuda" else []
     memory = " and ".join(f"{size_text(size)} {name}" for size, name in [*memories, (cluster.ddr_bytes, "ddr")])
-    costs = "" if cluster.piece_costs == NO_COSTS else ", with costs of pieces and sharding types"
-    links = f"{cluster.intra_gb_s:g} GB/s within, {cluster.inter_gb_s:g} GB/s between machines"
     skew = "not known: all ids taken as equally frequent (`hetrain stats` measures those of a data set)"
     if measured:
         skew = f"measured for {measured:,} of {len(loads):,} tables"
@@ -85,14 +92,38 @@ def asked_lines(what: str, loads: Sequence[TableLoad], cluster: Cluster, speeds_
         ),
         ("skew", skew),
         ("machines", f"{cluster.nodes:,} of {cluster.ranks_per_node} {cluster.kind} ranks, each {memory} for tables"),
-        ("speeds", f"{links}, from {speeds_from}{costs}"),
+        ("speeds", speeds_text(machines)),
     ]
+
+
+def speeds_text(machines: Machines) -> str:
+    """Which speed is from where; what the profile is short of."""
+    cluster, by_source = machines.cluster, defaultdict[str, list[str]](list)
+    for key, source in machines.sources.items():
+        if key != PIECES:
+            by_source[source].append(f"{getattr(cluster, key):.4g} GB/s {_use(key, machines)}")
+        elif cluster.piece_costs != NO_COSTS:
+            by_source[source].append("costs of pieces and sharding types")
+    text = "; ".join(f"{', '.join(found)} from {source}" for source, found in by_source.items())
+    if not machines.one_rank:
+        return text
+    return (
+        f"{text}. The profile is of one rank, which exchanged nothing: measure these ranks with `hetrain plan "
+        f"--calibrate launch.nproc={cluster.ranks_per_node} cluster.profile=FILE`, in another file"
+    )
+
+
+def _use(key: str, machines: Machines) -> str:
+    """What a speed is of. Between machines one machine has none: there that speed prices sums of gradients alone."""
+    if key == "inter_gb_s" and machines.cluster.nodes == 1:
+        return "in sums of gradients and to servers" if machines.servers else "in sums of gradients"
+    return USES[key]
 
 
 def found_lines(planned: Planned, batch_size: int) -> list[tuple[str, str]]:
     """How good the plan is, and what would make it better."""
     slowest, bound = planned.slowest_ms, planned.lower_bound_ms
-    above = f"{slowest / bound - 1:.1%} above" if bound > 0 else "above"
+    above = f"{max(0.0, slowest / bound - 1):.1%} above" if bound > 0 else "above"  # sums of one plan round apart
     best = f"{milliseconds(bound)} ms, which no plan of the cuts allowed can go below"
     kinds = Counter(planned.plan.sharding.values())
     fixed, pieces = planned.ranks[0].fixed_ms, len(planned.plan.pieces)

@@ -12,7 +12,7 @@ from hetrain.data.schema import DatasetSchema
 from hetrain.planner.cluster import GIB, Cluster
 from hetrain.planner.given import given_plan
 from hetrain.planner.host_memory import host_memory
-from hetrain.planner.machines import NVIDIA, machines_of
+from hetrain.planner.machines import NVIDIA, SPEEDS, machines_of
 from hetrain.planner.misfit import MisfitError
 from hetrain.planner.plan import Plan
 from hetrain.planner.remedies import MORE_HOSTS, MORE_PROCESSES, MORE_SERVERS, Ways
@@ -86,8 +86,13 @@ def _own_cluster(cfg: RunConfig, ranks: Ranks, device: torch.device) -> Cluster:
     if memory is None and kind == "cpu" and cfg.cluster.ddr_gib is None:
         memory = host_memory() * (1 - cfg.cluster.reserve) / local / GIB  # of the host, whatever a node is
     own = "cuda" if NVIDIA.is_dir() else "cpu"  # what this machine is taken for, and was measured as
+    # A device beside speeds is a preset's: other machines, of which the profile in its usual place says nothing.
+    preset = cfg.cluster.device is not None and any(getattr(cfg.cluster, key) is not None for key in SPEEDS)
     described = replace(
-        cfg.cluster, device=None if kind == own else kind, nodes=workers // per_node, gpus_per_node=per_node
+        cfg.cluster,
+        device=None if kind == own and not preset else kind,
+        nodes=workers // per_node,
+        gpus_per_node=per_node,
     )
     return machines_of(described, memory).cluster
 

@@ -11,7 +11,7 @@ from hetrain.planner.devices import devices_of
 from hetrain.planner.piece_costs import NO_COSTS
 from hetrain.planner.plan import Plan
 from hetrain.planner.planned import Planned
-from hetrain.planner.predict import bottleneck, predict
+from hetrain.planner.predict import bottleneck_of, predict
 from hetrain.planner.request import after_workers, engine_of, options_of
 from hetrain.planner.search.bound import lower_bound
 from hetrain.planner.search.menu import make_menu
@@ -30,12 +30,12 @@ def planned_by_torchrec(cfg: RunConfig, loads: Sequence[TableLoad], cluster: Clu
     plan = replace(_search(cfg, loads, owners), ranks_per_node=0 if servers else cluster.ranks_per_node)
     plan.check([load.table for load in loads])
     ranks = predict(plan, loads, owners, batch)
-    slowest = max(ranks, key=lambda cost: cost.total_ms).rank
+    slowest = max(ranks, key=lambda cost: cost.total_ms)
     options = options_of(cfg.planner, engine_of(mode), mode, cfg.optimizer.rows, {load.table.name for load in loads})
     menu = make_menu(loads, owners, TorchRecPrices(owners, batch).cuts, options)
     bound = lower_bound(menu)
     tiers = {tier: sum(getattr(cost, f"{tier}_bytes") for cost in ranks) for tier in ("hbm", "ddr")}
-    words = bottleneck(plan, loads, owners, batch, slowest)
+    words = bottleneck_of(plan, loads, owners, batch, slowest)
     planned = Planned(plan, ranks, bound.ms + menu.least_types_ms, bound.reason, words, tiers)
     return planned if not servers else after_workers(planned, cluster.world_size)
 

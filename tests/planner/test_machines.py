@@ -17,7 +17,9 @@ from hetrain.launch.rank_environment import check_machines
 from hetrain.planner.cluster import GIB
 from hetrain.planner.fit import line, relative_error
 from hetrain.planner.host_memory import host_memory
-from hetrain.planner.machines import PROFILE, check_replaceable, machines_of
+from hetrain.planner.machines import PROFILE, USUAL, check_replaceable, machines_of
+from hetrain.planner.piece_costs import PieceCosts
+from hetrain.planner.report import speeds_text
 from hetrain.roles import Roles
 
 
@@ -64,20 +66,50 @@ def test_a_profile_gives_the_speeds_that_the_config_leaves_open(tmp_path: Path) 
     file = profile(tmp_path / "p.json")
     found = machines_of(ClusterConfig(device="cpu", profile=str(file), intra_gb_s=9.0))
     assert (found.cluster.ddr_gb_s, found.cluster.intra_gb_s, found.cluster.inter_gb_s) == (7.0, 9.0, 0.5)
-    assert found.speeds_from == f"{file} and the config"
+    measured, config = str(file), "the config"
+    assert found.sources == {"ddr_gb_s": measured, "intra_gb_s": config, "inter_gb_s": measured}
     more = machines_of(ClusterConfig(device="cpu", profile=str(file), nodes=2)).cluster
     assert more.inter_gb_s == machines_of(ClusterConfig(device="cpu")).cluster.inter_gb_s  # one machine cannot tell
-    measured = profile(file, nodes=2)
-    assert machines_of(ClusterConfig(device="cpu", profile=str(measured), nodes=2)).cluster.inter_gb_s == 0.5
+    two = profile(file, nodes=2)
+    assert machines_of(ClusterConfig(device="cpu", profile=str(two), nodes=2)).cluster.inter_gb_s == 0.5
 
 
 def test_the_profile_in_its_usual_place_is_of_this_machine_alone() -> None:
     here = machines_of(ClusterConfig())
-    assert here.speeds_from == "common machines of the kind"
+    assert set(here.sources.values()) == {"common machines of the kind"}
     profile(PROFILE, device=here.cluster.kind)
-    assert machines_of(ClusterConfig()).speeds_from == str(PROFILE)
-    assert machines_of(ClusterConfig(device="cpu")).speeds_from == "common machines of the kind"
-    assert machines_of(ClusterConfig(intra_gb_s=2.0)).speeds_from == "the config and common machines of the kind"
+    assert machines_of(ClusterConfig()).sources["intra_gb_s"] == str(PROFILE)
+    assert set(machines_of(ClusterConfig(device="cpu")).sources.values()) == {"common machines of the kind"}
+
+
+def test_a_speed_of_the_config_leaves_the_rest_of_the_profile(tmp_path: Path) -> None:
+    """One key once dropped costs and speeds measured here: a slower link made a faster plan."""
+    kind, costs = machines_of(ClusterConfig()).cluster.kind, PieceCosts(type_us=800.0, piece_us=90.0)
+    profile(PROFILE, device=kind)
+    PROFILE.write_text(json.dumps(json.loads(PROFILE.read_text()) | {"format": 2, "piece_costs": costs.to_json()}))
+    measured = machines_of(ClusterConfig(nodes=2, hbm_gib=1))
+    slower = machines_of(ClusterConfig(nodes=2, hbm_gib=1, inter_gb_s=0.25))
+    assert measured.cluster.piece_costs == costs
+    assert slower.cluster == replace(measured.cluster, inter_gb_s=0.25)
+    usual = USUAL[kind]["inter_gb_s"]
+    assert f"; {usual:g} GB/s between machines from common" in speeds_text(measured)
+    assert "costs of pieces and sharding types from plans/profile.json" in speeds_text(slower)
+    assert slower.sources == {**measured.sources, "inter_gb_s": "the config"}
+    assert "0.25 GB/s between machines from the config" in speeds_text(slower)
+
+
+def test_a_profile_of_one_rank_is_said_to_know_no_exchange(tmp_path: Path) -> None:
+    file = tmp_path / "one.json"
+    file.write_text(json.dumps({"device": "cpu", "nodes": 1, "speeds": {"ddr_gb_s": 7.0}}))
+    cfg = ClusterConfig(device="cpu", profile=str(file), gpus_per_node=2)
+    said = speeds_text(machines_of(cfg))
+    assert said.startswith(
+        f"7 GB/s ddr from {file}; 1 GB/s within a machine, 1.25 GB/s in sums of gradients from common"
+    )
+    assert "The profile is of one rank, which exchanged nothing: measure these ranks with" in said
+    assert "--calibrate launch.nproc=2 cluster.profile=FILE`, in another file" in said
+    assert "one rank" not in speeds_text(machines_of(replace(cfg, gpus_per_node=1)))
+    assert "in sums of gradients and to servers" in speeds_text(machines_of(replace(cfg, servers=1)))
 
 
 def test_profiles_that_are_none(tmp_path: Path) -> None:

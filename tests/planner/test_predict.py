@@ -9,7 +9,7 @@ from hetrain.planner.cluster import GIB, Cluster
 from hetrain.planner.measured import skew_of
 from hetrain.planner.options import Constraint, Options
 from hetrain.planner.piece import SHARDING_TYPES
-from hetrain.planner.predict import bottleneck, predict
+from hetrain.planner.predict import bottleneck_of, predict
 from hetrain.planner.strategies import make_plan
 from hetrain.planner.workload import TableLoad
 from hetrain.stats.measure import measure
@@ -28,9 +28,9 @@ def test_every_kind_of_cut_costs_what_its_maker_said() -> None:
     for one, other in zip(found, planned.ranks, strict=True):
         assert vars(one) == pytest.approx(vars(other))
     slowest = max(found, key=lambda cost: cost.total_ms)
-    said = bottleneck(planned.plan, loads, CLUSTER, 512, slowest.rank)
+    said = bottleneck_of(planned.plan, loads, CLUSTER, 512, slowest)
     share = max(slowest.compute_ms, slowest.comm_ms) / slowest.total_ms
-    assert said.startswith(f"{share:.0%} of its time is ")
+    assert said.startswith(f"rank {slowest.rank}: {share:.0%} of its time is ")
     assert "Most is table 'row_wise'" in said  # its rows lie in the host's memory
 
 

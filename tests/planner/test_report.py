@@ -5,6 +5,7 @@ import re
 import pytest
 
 from hetrain.planner.cluster import GIB, Cluster
+from hetrain.planner.machines import USED, Machines
 from hetrain.planner.picture import SEGMENTS, page
 from hetrain.planner.piece import Piece
 from hetrain.planner.plan import Plan
@@ -50,8 +51,10 @@ def test_words_say_how_far_from_the_best_a_plan_is() -> None:
     assert said["balance"] == "max/mean 1.778"
     assert said["tables as"] == "8 table_wise, 1 data_parallel"
     assert said["memory"] == "1.00 GiB in hbm"
-    asked = dict(asked_lines("mine", loads(9), cluster(2, 4), "the config"))
+    asked = dict(asked_lines("mine", loads(9), Machines(cluster(2, 4), dict.fromkeys(USED["cuda"], "the config"))))
     assert asked["machines"] == "2 of 4 cuda ranks, each 1.00 GiB hbm and 2.00 GiB ddr for tables"
+    hbm = "1000 GB/s hbm, 50 GB/s ddr, 32 GB/s between hbm and ddr"
+    assert asked["speeds"] == f"{hbm}, 300 GB/s within a machine, 20 GB/s between machines from the config"
     assert asked["tables"].startswith("9 (mine): 9,036 rows, 0.55 MiB with optimizer state, 9 lookups per example")
 
 

@@ -1,10 +1,11 @@
-"""Keeps what a solver prints off the user's screen: HiGHS writes a line when it mends a solution, whatever it is told."""
+"""Keeps what a solver prints off the screen: HiGHS writes a line when it mends a solution, whatever it is told."""
 
 import ctypes
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -18,7 +19,7 @@ def without_chatter() -> Iterator[None]:
         return
     sys.stdout.flush()
     library.fflush(None)
-    with open(os.devnull, "w") as nowhere:
+    with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         try:
             yield
