@@ -40,6 +40,7 @@ CASES = (
     *(f"{name}:{ranks}" for name in ("kaggle", "dcnv2") for ranks in (8, 16, 32, 64, 128)),
     *(f"dcnv2:{ranks}:x10" for ranks in (32, 64, 128)),
     "tiny:32:x10",
+    "small:128:x10",
     *(f"tiny:{ranks}" for ranks in (8, 16, 32, 64)),
     *(f"{name}:{ranks}" for name in ("small", "medium", "large") for ranks in (8, 16, 128)),
     *("heavy856:8", "heavy856:16", "jumbo:64", "jumbo:80", "colossal:128", "colossal:128:15%", "colossal:512:15%"),
