@@ -14,7 +14,8 @@ from hetrain.config.unread_rules import KEYS, MACHINES, READ_IN, RULED, RULES
 
 __all__ = ["KEYS", "READ_IN", "Unread", "harmless", "keys_read", "passing_over", "shown", "unread"]
 
-GROUP_KEYS = {"planner": "planner.name", "comms": "comms.name", "cluster": "cluster"}  # what GROUP=NAME sets, if typed
+GROUP_KEYS = {"planner": "planner.name", "comms": "comms.name", "data": "data.name"}  # what GROUP=NAME sets, if typed
+WHOLE = {"cluster": "local", "model": "wdl"}  # groups that a rule is about as a whole, and what they are by default
 NOTHING_TRAVELS = tuple(f"comms.{path}" for path in PATHS)  # with none: as where there is no such path
 ABSENT = "nothing"  # the default of a key that not every config has
 
@@ -65,7 +66,7 @@ def unread(cfg: RunConfig, verb: str = "", typed: Mapping[str, Any] | None = Non
         for key in rule.keys:
             if key in found or (rule.typed and key not in words):
                 continue
-            value = (typed or {})["cluster"] if key == "cluster" else _get(cfg, key)
+            value = (typed or {})[key] if key in WHOLE else _get(cfg, key)
             default = _default(cfg, key)
             if value != default and not _says_nothing(cfg, key, value):
                 found[key] = Unread(key, value, default, *said, word=words.get(key, ""))
@@ -79,7 +80,7 @@ def keys_read(cfg: RunConfig, verb: str = "") -> set[str]:
 
 def harmless(cfg: RunConfig, verb: str = "") -> set[str]:
     """Of the keys that `cfg` does not read, those at their defaults, as KEY=VALUE: it can run with that value."""
-    keys = set(RULED) - keys_read(cfg, verb) - {"cluster"}
+    keys = set(RULED) - keys_read(cfg, verb) - set(WHOLE)
     return {f"{key}={shown(_get(cfg, key))}" for key in keys if _get(cfg, key) == _default(cfg, key)}
 
 
@@ -111,8 +112,8 @@ def _clear(cfg: RunConfig, setting: Unread) -> None:
 def _default(cfg: RunConfig, key: str) -> Any:
     if key == "consistency.cache.capacity" and cfg.consistency.mode == "asp":
         return 0  # refused otherwise
-    if key == "cluster":
-        return "local"
+    if key in WHOLE:
+        return WHOLE[key]
     return ABSENT if key.startswith("model.") else _get(RunConfig(), key)
 
 

@@ -209,7 +209,7 @@ RULES = (
         typed=True,
     ),
     Rule(
-        ("model.embedding_dim", "data.path"),
+        ("model", "model.embedding_dim", "data.name", "data.path"),
         _when(lambda cfg: cfg.plan.tables is not None, "as plan.tables says what is planned", verbs=("plan",)),
         typed=True,
     ),

@@ -191,7 +191,7 @@ def test_what_no_job_of_a_sweep_reads_is_refused(tmp_path: Path, monkeypatch: py
 
 # Keys that every run reads: whoever adds a key says here, or in a rule, who reads it.
 READ_BY_ALL = {
-    *("seed", "name", "runs", "data.name", "data.shuffle", "data.prefetch", "plan.tables", "store.index"),
+    *("seed", "name", "runs", "data.shuffle", "data.prefetch", "plan.tables", "store.index"),
     *("optimizer.dense.name", "optimizer.dense.lr", "optimizer.dense.weight_decay"),
     *("optimizer.rows.name", "optimizer.rows.lr", "optimizer.schedule.warmup_steps", "optimizer.schedule.decay"),
     *("planner.plan", "planner.constraints"),  # whose rules have findings of their own in planner_checks.py
@@ -285,6 +285,20 @@ def test_what_nothing_reads_is_refused_where_nothing_reads_it(
     assert {text.partition(":")[0] for text in found} == {word for word in said if not word.startswith(READING)}
     assert all(": expected " in text for text in found)
     assert idle(plain, verb, *(word for word in said if not word.startswith(f"{first}=")), read) == []
+
+
+def test_a_list_of_tables_has_no_use_for_a_model_and_data() -> None:
+    words = ["plan.tables=merlin_tiny", "model=dlrm", "data=criteo"]
+    with pytest.raises(ConfigError) as error:
+        compose(words, FOLDERS, verb="plan")
+    assert str(error.value).splitlines() == [
+        "model=dlrm: expected its default, wdl, as plan.tables says what is planned. Leave it out.",
+        "  data=criteo: expected its default, sample, as plan.tables says what is planned. Leave it out.",
+    ]
+    compose(words[1:], FOLDERS, verb="plan")
+    compose([words[0], "model=wdl", "data=sample"], FOLDERS, verb="plan")  # which say nothing
+    for experiment in ("merlin_tiny", "dlrm_bsp"):
+        compose([words[0], f"+experiment={experiment}"], FOLDERS, verb="plan")
 
 
 def test_what_only_another_verb_reads(plain: RunConfig) -> None:
