@@ -29,10 +29,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         code = run(words)
     except HetrainError as error:
-        if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0" or not isinstance(error, ConfigError):
+        if _speaks() or not isinstance(error, ConfigError):
             print(f"hetrain: {error}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
+        if _speaks():
+            print("hetrain: interrupted", file=sys.stderr)
         code = 130
     except BrokenPipeError:  # `hetrain ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -42,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = 1
     sys.stdout.flush()
     sys.exit(code)
+
+
+def _speaks() -> bool:
+    """Of processes that torchrun or srun started with the same words, the first."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def _refused(error: OSError, words: Sequence[str]) -> str:
@@ -89,11 +96,13 @@ def run(argv: Sequence[str]) -> int:
 
 def _one(arguments: Arguments, folders: Sequence[Path]) -> int:
     from hetrain.cli.calibrated import check_calibrated
+    from hetrain.cli.counted import check_counted
     from hetrain.cli.evaluated import check_evaluated, check_no_experiment
     from hetrain.config.compose import compose, to_yaml
     from hetrain.config.saved import read_saved
 
     own, overrides = _own_keys(arguments)
+    _check_own(arguments.verb, overrides)
     base = _saved_config(arguments.verb, own) if arguments.verb in OWN_KEYS else None
     if arguments.calibrate:
         check_calibrated(overrides)
@@ -102,6 +111,8 @@ def _one(arguments: Arguments, folders: Sequence[Path]) -> int:
     cfg = compose(overrides, folders, base, arguments.verb)
     if base is not None:
         check_evaluated(arguments.verb, overrides, read_saved(base), cfg, base)
+    if arguments.verb == "stats":
+        check_counted(overrides)
     if arguments.show_config:
         print(to_yaml(cfg), end="")
         return 0
@@ -135,6 +146,19 @@ def _own_keys(arguments: Arguments) -> tuple[dict[str, str], list[str]]:
         else:
             overrides.append(word)
     return own, overrides
+
+
+def _check_own(verb: str, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for a misspelt key of the verb itself, which no config has."""
+    from difflib import get_close_matches
+
+    from hetrain.config.schema_keys import children
+
+    for word in overrides:
+        key = word.lstrip("+~").partition("=")[0]
+        close = get_close_matches(key, (*OWN_KEYS.get(verb, ()), *children("")), n=1)
+        if close and close[0] != key and close[0] in OWN_KEYS.get(verb, ()) and key not in children(""):
+            raise ConfigError(f"{word}: there is no key {key!r}. Did you mean {close[0]!r}?")
 
 
 def _saved_config(verb: str, own: dict[str, str]) -> Path:

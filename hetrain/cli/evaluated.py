@@ -14,11 +14,11 @@ from hetrain.errors import ConfigError
 TAKEN = (
     *("data.name", "data.path", "data.prefetch", "data.sample", "data.split"),
     *("launch.nproc", "launch.device", "launch.threads", "launch.timeout_s"),
-    *("planner", "cluster", "consistency", "comms", "store.device", "store.index", "train.eval_batch_size"),
+    *("planner", "cluster", "consistency", "store.device", "store.index", "train.eval_batch_size"),
     "checkpoint.resume",  # that of the run may be gone
 )
 NOT_TAKEN = ("planner.plan",)
-GROUPS_TAKEN = tuple(group for group in GROUPS if group not in ("model", "optimizer"))
+GROUPS_TAKEN = tuple(group for group in GROUPS if group not in ("model", "optimizer", "comms"))
 
 
 def check_no_experiment(verb: str, words: Sequence[str], file: Path) -> None:
@@ -39,6 +39,8 @@ def check_evaluated(verb: str, words: Sequence[str], saved: RunConfig, cfg: RunC
     for key, value in typed(words).items():
         if key in GROUPS_TAKEN or takes(key) or key == "model._target_":  # a class may have moved
             continue
+        if key.partition(".")[0] == "comms" and value in (None, "none"):  # of a path that another mode has not
+            continue
         below = f"{key}."
         changed = [k for k in theirs if (k == key or k.startswith(below)) and theirs[k] != mine.get(k)]
         if changed:
@@ -54,6 +56,8 @@ def _why(verb: str, key: str, changed: Sequence[str], mine: dict[str, Any], file
     """What was expected in place of `key`, whose keys `changed` are not those of the run."""
     if key == "train.batch_size":
         return f"{verb} does not read it, but train.eval_batch_size."
+    if key.partition(".")[0] == "comms":
+        return f"{verb} does not read it: it exchanges float32, whatever the run did."
     if key.partition(".")[0] != "model":
         return f"{verb} does not read it, as it trains nothing: what the run had is in {file}."
     own = mine["model._target_"] if "model._target_" in changed else None

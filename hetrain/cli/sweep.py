@@ -11,8 +11,9 @@ from typing import Any
 from hetrain.cli.table import show
 from hetrain.cli.trainable import check_trainable
 from hetrain.config import RunConfig
-from hetrain.config.compose import compose_passing_over, expand, parse
-from hetrain.config.unread import Unread, keys_read
+from hetrain.config.compose import expand, parse
+from hetrain.config.swept import compose_together
+from hetrain.config.unread import Unread
 from hetrain.errors import ConfigError, HetrainError
 from hetrain.launch.job import Job
 from hetrain.launch.quiet import quiet_third_parties
@@ -91,23 +92,10 @@ def _jobs(overrides: Sequence[str], folders: Sequence[Path]) -> list[SweepJob]:
 
 
 def _compose(jobs: Sequence[SweepJob], combinations: Sequence[Sequence[str]], folders: Sequence[Path]) -> None:
-    """Every job's config, or why it cannot run.
-
-    A setting that some jobs read is passed over by those where it means nothing, so that modes can be compared in one
-    sweep; where no job reads it, it is a mistake.
-    """
-    read: set[str] = set()
-    for _ in range(2):  # what the others read is known the second time
-        for job, combination in zip(jobs, combinations, strict=True):
-            if job.config is not None:
-                continue
-            try:
-                config, job.passed_over = compose_passing_over(combination, folders, read, VERB)
-                check_trainable(config)
-                job.config, job.error, job.state = config, None, "not started"
-            except ConfigError as error:
-                job.error, job.state = error, "failed"
-        read |= {key for job in jobs if job.config is not None for key in keys_read(job.config, VERB)}
+    """Every job's config, or why it cannot run."""
+    for job, made in zip(jobs, compose_together(combinations, folders, VERB, check_trainable), strict=True):
+        job.config, job.error, job.passed_over = made.config, made.error, made.passed_over
+        job.state = "not started" if made.error is None else "failed"
 
 
 def _claim(parent: Path, jobs: Sequence[SweepJob]) -> None:

@@ -162,6 +162,7 @@ most used keys
   train.batch_size=8192     examples per rank and step
   planner.data_parallel_threshold=N  elements up to which a table is replicated; column_slice_threshold,
                             row_slice_threshold: from which it is cut
+  planner.effort=10         planner=hierarchical searches ten times as long, for a better plan or a higher bound
   'planner.constraints={C3: {sharding_types: [row_wise]}}'   rules for single tables
   plan.out=DIR              where to write
 
@@ -192,7 +193,7 @@ SHOWN = {  # config groups that a verb is about
     "eval": ("data", "launch"),
     "predict": ("data", "launch"),
     "prepare": ("data",),
-    "stats": ("data",),
+    "stats": ("data", EXPERIMENT),
     "plan": ("planner", "cluster", "model", "optimizer", "consistency", "comms", "launch", "data", EXPERIMENT),
 }
 
@@ -208,7 +209,7 @@ def _groups(verb: str, folders: Sequence[Path]) -> str:
     """The config groups that the verb is about, with their options, and the others, which it takes as well."""
     shown = SHOWN[verb]
     lines = [_wrapped(group, group_options(group, folders)) for group in shown]
-    taken = GROUPS_TAKEN if verb in ("eval", "predict") else (*GROUPS, EXPERIMENT)
+    taken = {"eval": GROUPS_TAKEN, "predict": GROUPS_TAKEN, "stats": shown}.get(verb, (*GROUPS, EXPERIMENT))
     others = [group for group in taken if group not in shown]
     if others:
         why = "over the run's own" if verb in ("eval", "predict") else "of which only what they say of data counts"

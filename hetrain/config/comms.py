@@ -22,7 +22,7 @@ def comms_findings(cfg: RunConfig) -> Iterator[str]:
     for path in PATHS:
         if path in OF_MODE.get(mode, PATHS):
             yield from _refused(cfg, path)
-        elif getattr(comms, path) is not None:
+        elif getattr(comms, path) not in (None, "none"):
             has = " or ".join(f"comms.{p}" for p in OF_MODE[mode])
             yield f"comms.{path}={getattr(comms, path)}: consistency.mode={mode} has no such path. Set {has} instead."
     yield from _mask(cfg)

@@ -13,7 +13,6 @@ from hetrain.config.checks import check
 from hetrain.config.loading import Origins, load
 from hetrain.config.schema import RunConfig
 from hetrain.config.schema_keys import OPEN, check_key, expected, flatten, is_section, schema_keys
-from hetrain.config.unread import Unread, passing_over
 from hetrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -113,22 +112,23 @@ def compose(arguments: Sequence[str], folders: Sequence[Path], base: Path | None
     Raises ConfigError naming the key, what was expected and what is allowed; a setting without effect is refused too,
     unless it may be one of `base`.
     """
-    cfg = _composed(arguments, folders, base)
-    said = typed(arguments)
-    origins = Origins(said, _lines(arguments, folders, base), folders, base)
-    check(cfg, strict=base is None, verb=verb, typed=said, origin=origins)
+    cfg = drafted(arguments, folders, base)
+    check_drafted(cfg, arguments, folders, base, verb)
     return cfg
 
 
-def compose_passing_over(
-    arguments: Sequence[str], folders: Sequence[Path], keys: Collection[str], verb: str = ""
-) -> tuple[RunConfig, list[Unread]]:
-    """As `compose`, with those of `keys` that would have no effect at their defaults, and what they were set to."""
-    said = typed(arguments)
-    cfg, passed = passing_over(_composed(arguments, folders), keys, verb, said)
-    said = {key: value for key, value in said.items() if key not in {setting.word for setting in passed}}
-    check(cfg, strict=True, verb=verb, typed=said, origin=Origins(said, _lines(arguments, folders), folders))
-    return cfg, passed
+def check_drafted(
+    cfg: RunConfig,
+    arguments: Sequence[str],
+    folders: Sequence[Path],
+    base: Path | None = None,
+    verb: str = "",
+    without: Collection[str] = (),
+) -> None:
+    """The checks of `compose` on what is `drafted`; `without`: keys and groups of the command line to pass over."""
+    said = {key: value for key, value in typed(arguments).items() if key not in without}
+    origins = Origins(said, _lines(arguments, folders, base), folders, base)
+    check(cfg, strict=base is None, verb=verb, typed=said, origin=origins)
 
 
 def typed(arguments: Sequence[str]) -> dict[str, Any]:
@@ -136,7 +136,8 @@ def typed(arguments: Sequence[str]) -> dict[str, Any]:
     return flatten({o.key_or_group: o.value() for o in parse(arguments) if not o.is_delete()})
 
 
-def _composed(arguments: Sequence[str], folders: Sequence[Path], base: Path | None = None) -> RunConfig:
+def drafted(arguments: Sequence[str], folders: Sequence[Path], base: Path | None = None) -> RunConfig:
+    """What `compose` gives, unchecked but for names of keys and types of values. Raises ConfigError for those."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

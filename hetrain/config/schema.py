@@ -167,7 +167,7 @@ class ClusterConfig:
 
     servers: int = 0  # het, ssp, asp: the run's last processes, which compute nothing; 0: rows live on the workers
     device: str | None = None  # cuda | cpu; null: what this machine has
-    nodes: int | None = None  # machines; null: 1. `train` refuses other than it runs on
+    nodes: int | None = None  # machines; null: 1. `train` groups its workers in so many, on any hosts
     gpus_per_node: int | None = None  # ranks of each, also without GPUs; null: launch.nproc, or one per GPU, else 2
     hbm_gib: float | None = None  # GiB of one GPU's memory
     ddr_gib: float | None = None  # GiB of one machine's memory, which its ranks share

@@ -8,12 +8,15 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from hetrain.codec import PATHS
 from hetrain.config.schema import ClusterConfig, RunConfig
 from hetrain.config.unread_rules import KEYS, MACHINES, READ_IN, RULED, RULES
 
-__all__ = ["KEYS", "READ_IN", "Unread", "keys_read", "passing_over", "shown", "unread"]
+__all__ = ["KEYS", "READ_IN", "Unread", "harmless", "keys_read", "passing_over", "shown", "unread"]
 
-GROUP_KEYS = {"planner": "planner.name", "comms": "comms.name", "cluster": "cluster"}  # what GROUP=NAME sets, if typed
+GROUP_KEYS = {"planner": "planner.name", "comms": "comms.name", "data": "data.name"}  # what GROUP=NAME sets, if typed
+WHOLE = {"cluster": "local", "model": "wdl"}  # groups that a rule is about as a whole, and what they are by default
+NOTHING_TRAVELS = tuple(f"comms.{path}" for path in PATHS)  # with none: as where there is no such path
 ABSENT = "nothing"  # the default of a key that not every config has
 
 
@@ -63,9 +66,9 @@ def unread(cfg: RunConfig, verb: str = "", typed: Mapping[str, Any] | None = Non
         for key in rule.keys:
             if key in found or (rule.typed and key not in words):
                 continue
-            value = (typed or {})["cluster"] if key == "cluster" else _get(cfg, key)
+            value = (typed or {})[key] if key in WHOLE else _get(cfg, key)
             default = _default(cfg, key)
-            if value != default:
+            if value != default and not _says_nothing(cfg, key, value):
                 found[key] = Unread(key, value, default, *said, word=words.get(key, ""))
     return list(found.values())
 
@@ -75,11 +78,20 @@ def keys_read(cfg: RunConfig, verb: str = "") -> set[str]:
     return set(RULED) - {key for rule in RULES if rule.unread(cfg, verb) is not None for key in rule.keys}
 
 
+def harmless(cfg: RunConfig, verb: str = "") -> set[str]:
+    """Of the keys that `cfg` does not read, those at their defaults, as KEY=VALUE: it can run with that value."""
+    keys = set(RULED) - keys_read(cfg, verb) - set(WHOLE)
+    return {f"{key}={shown(_get(cfg, key))}" for key in keys if _get(cfg, key) == _default(cfg, key)}
+
+
 def passing_over(
-    cfg: RunConfig, keys: Collection[str], verb: str = "", typed: Mapping[str, Any] | None = None
+    cfg: RunConfig, taken: Collection[str], verb: str = "", typed: Mapping[str, Any] | None = None
 ) -> tuple[RunConfig, list[Unread]]:
-    """`cfg` with those of `keys` that it does not read at their defaults, and what they were set to."""
-    passed = [setting for setting in unread(cfg, verb, typed) if setting.key in keys]
+    """`cfg` without the settings that it does not read, at their defaults, and what they were set to.
+
+    taken: which of them, each as KEY or KEY=VALUE; others stay.
+    """
+    passed = [s for s in unread(cfg, verb, typed) if s.key in taken or f"{s.key}={shown(s.value)}" in taken]
     cleared = deepcopy(cfg)
     for setting in passed:
         _clear(cleared, setting)
@@ -100,9 +112,16 @@ def _clear(cfg: RunConfig, setting: Unread) -> None:
 def _default(cfg: RunConfig, key: str) -> Any:
     if key == "consistency.cache.capacity" and cfg.consistency.mode == "asp":
         return 0  # refused otherwise
-    if key == "cluster":
-        return "local"
+    if key in WHOLE:
+        return WHOLE[key]
     return ABSENT if key.startswith("model.") else _get(RunConfig(), key)
+
+
+def _says_nothing(cfg: RunConfig, key: str, value: Any) -> bool:
+    """Whether a value that is no default is as good as one where nothing reads the key."""
+    if key == "consistency.staleness":
+        return cfg.consistency.mode == "het" and value == 0  # it keeps no row, so that none is behind
+    return value == "none" and key in NOTHING_TRAVELS
 
 
 def _get(cfg: RunConfig, key: str) -> Any:

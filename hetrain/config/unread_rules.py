@@ -83,6 +83,16 @@ def _of_dct(key: str) -> Rule:
     return Rule((f"comms.dct.{key}",), unread)
 
 
+def _of_path(path: str) -> Rule:
+    """Outside a sweep refused in words of its own (comms_findings)."""
+
+    def unread(cfg: RunConfig, verb: str) -> Words | None:
+        mode = cfg.consistency.mode
+        return None if path in OF_MODE.get(mode, PATHS) else (f"as consistency.mode={mode} has no such path", "")
+
+    return Rule((f"comms.{path}",), unread)
+
+
 def _when(met: Callable[[RunConfig], bool], why: str, instead: str = "", verbs: Collection[str] = ()) -> Any:
     """`unread` of a rule: the same words wherever the condition is met; `verbs` empty: in all of them."""
 
@@ -176,6 +186,7 @@ def either(words: Collection[str]) -> str:
 RULES = (
     *(_of_mode(key) for key in READ_IN),
     *(_of_dct(key) for key in READ_BY),
+    *(_of_path(path) for path in PATHS if path != "dense"),
     Rule(
         tuple(f"data.sample.{key}" for key in SAMPLE),
         _when(lambda cfg: cfg.data.name != "sample", "as the data are not generated", "Take data=sample"),
@@ -198,7 +209,7 @@ RULES = (
         typed=True,
     ),
     Rule(
-        ("model.embedding_dim", "data.path"),
+        ("model", "model.embedding_dim", "data.name", "data.path"),
         _when(lambda cfg: cfg.plan.tables is not None, "as plan.tables says what is planned", verbs=("plan",)),
         typed=True,
     ),
@@ -256,6 +267,15 @@ RULES = (
         _when(
             _keeps_nothing,
             "with consistency.cache.capacity=0, which keeps no row",
+            "Set consistency.cache.capacity above 0",
+        ),
+        typed=True,
+    ),
+    Rule(
+        ("consistency.staleness",),
+        _when(
+            lambda cfg: cfg.consistency.mode == "het" and _keeps_nothing(cfg),
+            "with consistency.cache.capacity=0, which keeps no row, so that none is behind",
             "Set consistency.cache.capacity above 0",
         ),
         typed=True,

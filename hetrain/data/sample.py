@@ -159,7 +159,12 @@ def _publish(work: Path, path: Path, wanted: dict[str, Any]) -> None:
     if path.exists():
         if is_prepared(path):
             changed = differences(load_schema(path).made_from, wanted)
-            logger.warning("data.path=%s: nobody reads the sample there; it was made anew (%s)", path, changed)
+            logger.warning(
+                "data.path=%s: nobody reads the sample there; it was made anew (%s). Runs trained on the old one "
+                "cannot be evaluated on it, nor go on; data.path=DIR keeps samples apart",
+                path,
+                changed,
+            )
         path.rename(old)
     work.rename(path)
     shutil.rmtree(old, ignore_errors=True)

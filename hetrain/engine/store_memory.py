@@ -79,6 +79,7 @@ def store_memory(
         row_bytes,
         settings.index,
         sum(residue_bytes(space.rows, space.dim) for space in spaces) if _has_rests(settings) else 0,
+        keeps=sum(kept) > 0,
     )
     at_start = tuple(by_rank) if settings.index == "array" else (0,) * world_size
     replicas = sum(_replica_bytes(table, optimizer) for table in tables if table.name in plan.replicated)

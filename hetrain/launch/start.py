@@ -7,6 +7,7 @@ launcher: two workers are ready in the time of one import.
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import active_children, forkserver
@@ -122,6 +123,7 @@ def _once(
         told = any(folder.glob("rank*.json"))
         if told or not stopped:
             raise failures.cause(folder, roles, codes, _goes_on(job)) from None
+        print("hetrain: interrupted", file=sys.stderr)  # a training that has begun says what it saved
         return 128 + stopped[0]
     finally:
         logging.disable(logging.NOTSET)

@@ -168,6 +168,10 @@ def _lines(file: Path) -> Iterator[tuple[str, object]]:
         reader = csv.DictReader(lines, skipinitialspace=True)
         try:
             names = [name.strip() for name in reader.fieldnames or ()]
+            if len(names) == 1 and (other := next((mark for mark in ";\t|" if mark in names[0]), None)):
+                raise ConfigError(
+                    f"{file}, line 1: its cells are separated by {other!r}, expected commas, as in name,rows,dim."
+                )
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
                 raise ConfigError(f"{file}, line 1: column {twice!r} is there twice. Leave one out.")

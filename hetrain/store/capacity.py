@@ -96,11 +96,13 @@ class PredictedMemory:
     rows_at_start: int  # of the owner with most rows
     rows_at_most: int  # of that owner, once every row was seen
     row_seen: tuple[int, ...]  # of an owner, per row seen, for each embedding dim
+    keeps: bool = True  # rows between steps; else `cache` is that of the batches in flight
     residue: int = 0  # of one worker, once full: rests that wait for rows without a slot, with comms.rows=dct
 
     def __str__(self) -> str:
         whole, index = size_text(self.cache + self.index), size_text(self.index)
-        worker = f"a worker's cache takes {whole} ({index} of it the index)"
+        what = "a worker's cache takes" if self.keeps else "a worker's rows of the batches in flight take"
+        worker = f"{what} {whole} ({index} of it the index)"
         if self.residue:
             worker += f" and what comms.rows=dct holds back up to {size_text(self.residue)}"
         if self.rows_at_start == self.rows_at_most:
@@ -117,11 +119,14 @@ def predicted_memory(
     row_bytes: Sequence[int],
     index: str,
     residue: int = 0,
+    *,
+    keeps: bool = True,
 ) -> PredictedMemory:
     """What a run will need, before it allocates; every argument but the last two has an entry per embedding dim.
 
     `slots`: rows kept and rows of the batches in flight; `owned_rows`: of the owner with most rows;
-    `row_bytes`: of an owner's columns, per row; `residue`: of a worker's rests, where it has some.
+    `row_bytes`: of an owner's columns, per row; `residue`: of a worker's rests, where it has some; `keeps`: whether
+    rows are kept between steps.
     """
     hashed = index == "hash"
     row_seen = tuple(n + (HASH_ROW_BYTES + HASH_INDEX_BYTES if hashed else 0) for n in row_bytes)
@@ -132,6 +137,7 @@ def predicted_memory(
         rows_at_start=0 if hashed else at_most,
         rows_at_most=at_most,
         row_seen=row_seen,
+        keeps=keeps,
         residue=residue,
     )
 

@@ -69,7 +69,8 @@ def describe(totals: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, 
 def in_words(summary: Mapping[str, Any]) -> str:
     """The line a run ends with."""
     cache = summary["cache"] or {}
-    hits = f", {cache['hit_rate']:.0%} of row reads from the cache" if cache.get("hit_rate") is not None else ""
+    has_hits = cache.get("hit_rate") is not None and (cache["capacity_rows"] or cache["hit_rate"])
+    hits = f", {cache['hit_rate']:.0%} of row reads from the cache" if has_hits else ""
     return (
         f"{summary['steps']:,} steps, {summary['examples']:,} examples at {summary['examples_per_s']:,.0f} a second, "
         f"{summary['bytes']['total'] / 1e6:,.1f} MB sent{hits}{_staleness_in_words(summary)}"

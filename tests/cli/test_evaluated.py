@@ -1,11 +1,13 @@
 """What `eval` and `predict` take over a run's own config, and what `plan --calibrate` takes: the rest is named."""
 
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 from hetrain.cli.calibrated import check_calibrated
-from hetrain.cli.command import run
+from hetrain.cli.command import main, run
 from hetrain.config.compose import compose, config_folders, to_yaml
 from hetrain.errors import ConfigError
 
@@ -29,6 +31,8 @@ def refused(folder: Path, word: str, verb: str = "eval") -> str:
 OWN = "expected the model of the run, whose weights these are"
 IDLE = "eval does not read it, as it trains nothing: what the run had is in RUN/config.yaml. Leave it out."
 
+FLOAT32 = "eval does not read it: it exchanges float32, whatever the run did."
+
 
 @pytest.mark.parametrize(
     ("word", "says"),
@@ -40,6 +44,8 @@ IDLE = "eval does not read it, as it trains nothing: what the run had is in RUN/
         ("seed=7", IDLE),
         ("data.shuffle=false", IDLE),
         ("planner.plan=there", IDLE),
+        ("comms=fp16", f"{FLOAT32} Leave it out."),
+        ("comms.rows=fp16", f"{FLOAT32} Leave it out."),
         ("train.batch_size=7", "eval does not read it, but train.eval_batch_size. Leave it out."),
     ],
 )
@@ -61,6 +67,47 @@ def test_what_says_the_same_or_where_to_run_is_taken(folder: Path, capsys: pytes
     assert "path: there" in capsys.readouterr().out
     assert run(["eval", f"run={folder}", "model._target_=moved.WDL", "--cfg", "job"]) == 0
     assert "_target_: moved.WDL" in capsys.readouterr().out
+
+
+def test_a_path_of_the_run_can_be_left_out_with_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(to_yaml(compose(["consistency=het", "comms.rows=fp16"], FOLDERS)))
+    assert "no such path" in refused(tmp_path, "consistency=bsp")
+    for nothing in ("null", "none"):
+        assert run(["eval", f"run={tmp_path}", "consistency=bsp", f"comms.rows={nothing}", "--cfg", "job"]) == 0
+
+
+def test_a_misspelt_key_of_the_verb_is_named(folder: Path) -> None:
+    for words, says in {
+        f"predict run={folder} ouput=x.csv": "ouput=x.csv: there is no key 'ouput'. Did you mean 'out'?",
+        "eval rn=runs/first": "rn=runs/first: there is no key 'rn'. Did you mean 'run'?",
+        f"eval run={folder} sed=3": "sed=3: there is no key 'sed'. Did you mean 'seed'?",
+        f"predict run={folder}": "predict needs a file to write.",
+        f"predict run={folder} comms=none": "predict needs a file to write.",
+    }.items():
+        with pytest.raises(ConfigError) as error:
+            run(words.split())
+        assert str(error.value).startswith(says)
+
+
+def test_stats_reads_data_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("cluster=laptop", "consistency=het", "train.batch_size=8", "model=dlrm"):
+        with pytest.raises(ConfigError, match=r"`hetrain stats` counts the ids .* nothing but data\.\*") as error:
+            run(["stats", word])
+        assert str(error.value).startswith(f"{word}: ")
+    assert run(["stats", "+experiment=criteo_bsp", "data=criteo", "data.path=there", "--cfg", "job"]) == 0
+    assert "path: there" in capsys.readouterr().out
+
+
+def test_an_interrupted_command_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    timer = threading.Timer(1.0, signal.raise_signal, (signal.SIGINT,))  # the search would take hours
+    timer.start()
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "+experiment=merlin_large", "cluster=dgx_a100", "planner=hierarchical", "planner.effort=1000"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "hetrain: interrupted\n"
 
 
 def test_calibration_measures_the_machine_it_runs_on() -> None:

@@ -18,8 +18,8 @@ def test_the_groups_a_verb_takes_are_in_its_help(verb: str) -> None:
     shown, _, others = listed.partition("  also taken, ")
     named = {line.split()[0] for line in shown.splitlines()[1:] if line[2] != " "}
     named |= {word.strip() for word in others.partition(":")[2].split(",") if word}
-    chosen = {"model", "optimizer", EXPERIMENT} if verb in ("eval", "predict") else set()  # by the run
-    assert named == {*GROUPS, EXPERIMENT} - chosen
+    chosen = {"model", "optimizer", "comms", EXPERIMENT} if verb in ("eval", "predict") else set()  # by the run
+    assert named == ({"data", EXPERIMENT} if verb == "stats" else {*GROUPS, EXPERIMENT} - chosen)
     for line in shown.splitlines()[1:]:
         if line[2] != " ":
             assert group_options(line.split()[0], FOLDERS)[0] in line
@@ -46,6 +46,10 @@ def test_what_a_verb_cannot_do_with_an_option() -> None:
     for words in (["doctor", "--cfg", "job"], ["doctor", "--config-dir=x"]):
         with pytest.raises(ConfigError, match="are about configs; doctor has none"):
             read(words)
+
+
+def test_effort_is_in_the_help_of_plan() -> None:
+    assert "planner.effort=" in verb_help("plan", FOLDERS)
 
 
 def test_keys_of_eval_are_those_it_reads() -> None:

@@ -11,8 +11,9 @@ import yaml
 from hetrain.cli import sweep
 from hetrain.config import ConstraintConfig, RunConfig
 from hetrain.config.checks import check
-from hetrain.config.compose import compose, config_folders, from_yaml, to_yaml
+from hetrain.config.compose import compose, config_folders, expand, from_yaml, to_yaml
 from hetrain.config.schema_keys import is_section, schema_keys
+from hetrain.config.swept import compose_together
 from hetrain.config.unread import KEYS, READ_IN, passing_over, unread
 from hetrain.errors import ConfigError
 
@@ -111,6 +112,76 @@ def test_a_sweep_over_modes_passes_over_what_some_do_not_read(tmp_path: Path, mo
     assert asp.config.consistency.cache.capacity == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "passed"),
+    [
+        ("+experiment=criteo_het consistency=bsp,asp", [[], ["consistency.cache.capacity=0.1"]]),
+        ("consistency=bsp,asp consistency.cache.capacity=0", [["consistency.cache.capacity=0"], []]),
+        ("consistency=bsp,het comms.rows=fp16", [["comms.rows=fp16"], []]),
+        (
+            "consistency=bsp,het comms.pooled_forward=none,fp16",
+            [[], [], [], ["comms.pooled_forward=fp16"]],
+        ),
+        (
+            "consistency=bsp,het consistency.staleness=7 comms.pooled_backward=bf16",  # each reads one of them
+            [["consistency.staleness=7"], ["comms.pooled_backward=bf16"]],
+        ),
+        (
+            "consistency=het consistency.cache.capacity=0,0.2 consistency.staleness=0,7",
+            [[], ["consistency.staleness=7"], [], []],
+        ),
+    ],
+)
+def test_what_some_jobs_of_a_sweep_read_the_others_pass_over(words: str, passed: list[list[str]]) -> None:
+    jobs = compose_together(expand(words.split()), FOLDERS, "train")
+    assert [job.error for job in jobs] == [None] * len(passed)
+    assert [[setting.named for setting in job.passed_over] for job in jobs] == passed
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ("consistency=ssp,asp comms.pooled_forward=fp16", "comms.pooled_forward=fp16: consistency.mode="),
+        ("consistency=het,ssp,asp comms.pooled_backward=fp16", "comms.pooled_backward=fp16: consistency.mode="),
+        ("+experiment=criteo_het consistency=asp seed=1,2", "consistency.cache.capacity=0.1: expected 0 with"),
+        ("consistency=bsp,het consistency.staleness=7 store.device=cuda launch.device=cpu", "store.device=cuda: "),
+    ],
+)
+def test_what_no_job_that_can_run_reads_is_refused(words: str, refused: str) -> None:
+    jobs = compose_together(expand(words.split()), FOLDERS, "train")
+    assert all(job.config is None and job.passed_over == [] for job in jobs)
+    assert all(refused in str(job.error) for job in jobs)
+
+
+def test_what_only_a_job_that_cannot_run_reads_is_refused() -> None:
+    words = ["consistency=bsp,het", "consistency.staleness=7", "seed=1"]
+    bsp, het = compose_together(expand(words), FOLDERS, "train", not_het)
+    assert str(het.error) == "not het"
+    assert str(bsp.error).startswith("consistency.staleness=7: expected its default, 100, with consistency.mode=bsp")
+
+
+def not_het(cfg: RunConfig) -> None:
+    if cfg.consistency.mode == "het":
+        raise ConfigError("not het")
+
+
+def test_a_path_that_is_not_there_may_be_none() -> None:
+    compose(["consistency=het", "comms.pooled_forward=none"], FOLDERS)
+    compose(["comms.rows=none"], FOLDERS)
+    assert "comms.rows=fp16: consistency.mode=bsp has no such path" in refused("comms.rows=fp16")
+
+
+def test_staleness_where_no_row_is_kept() -> None:
+    empty = ["consistency=het", "consistency.cache.capacity=0"]
+    assert refused(*empty, "consistency.staleness=10") == (
+        "consistency.staleness=10: expected its default, 100, with consistency.cache.capacity=0, which keeps no row, "
+        "so that none is behind. Set consistency.cache.capacity above 0, or leave it out."
+    )
+    compose([*empty, "consistency.staleness=0"], FOLDERS)
+    compose(["consistency=ssp", "consistency.cache.capacity=0", "consistency.staleness=10"], FOLDERS)  # its lead
+    compose(["+experiment=criteo_het_paper", "consistency.cache.capacity=0"], FOLDERS)
+
+
 def test_what_no_job_of_a_sweep_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     jobs = sweep._jobs(["consistency=bsp,asp", "consistency.staleness=7"], FOLDERS)
@@ -120,11 +191,11 @@ def test_what_no_job_of_a_sweep_reads_is_refused(tmp_path: Path, monkeypatch: py
 
 # Keys that every run reads: whoever adds a key says here, or in a rule, who reads it.
 READ_BY_ALL = {
-    *("seed", "name", "runs", "data.name", "data.shuffle", "data.prefetch", "plan.tables", "store.index"),
+    *("seed", "name", "runs", "data.shuffle", "data.prefetch", "plan.tables", "store.index"),
     *("optimizer.dense.name", "optimizer.dense.lr", "optimizer.dense.weight_decay"),
     *("optimizer.rows.name", "optimizer.rows.lr", "optimizer.schedule.warmup_steps", "optimizer.schedule.decay"),
     *("planner.plan", "planner.constraints"),  # whose rules have findings of their own in planner_checks.py
-    *("consistency.mode", "comms.rows", "comms.pooled_forward", "comms.pooled_backward", "comms.dense"),
+    *("consistency.mode", "comms.dense"),
     *("cluster.servers", "cluster.nodes", "cluster.gpus_per_node", "store.init_bound"),
     *("launch.device", "launch.threads", "launch.timeout_s", "launch.max_restarts", "launch.slow_ranks"),
     "launch.slow_random.share",
@@ -214,6 +285,20 @@ def test_what_nothing_reads_is_refused_where_nothing_reads_it(
     assert {text.partition(":")[0] for text in found} == {word for word in said if not word.startswith(READING)}
     assert all(": expected " in text for text in found)
     assert idle(plain, verb, *(word for word in said if not word.startswith(f"{first}=")), read) == []
+
+
+def test_a_list_of_tables_has_no_use_for_a_model_and_data() -> None:
+    words = ["plan.tables=merlin_tiny", "model=dlrm", "data=criteo"]
+    with pytest.raises(ConfigError) as error:
+        compose(words, FOLDERS, verb="plan")
+    assert str(error.value).splitlines()[1:] == [
+        "  model=dlrm: expected its default, wdl, as plan.tables says what is planned. Leave it out.",
+        "  data=criteo: expected its default, sample, as plan.tables says what is planned. Leave it out.",
+    ]
+    compose(words[1:], FOLDERS, verb="plan")
+    compose([words[0], "model=wdl", "data=sample"], FOLDERS, verb="plan")  # which say nothing
+    for experiment in ("merlin_tiny", "dlrm_bsp"):
+        compose([words[0], f"+experiment={experiment}"], FOLDERS, verb="plan")
 
 
 def test_what_only_another_verb_reads(plain: RunConfig) -> None:

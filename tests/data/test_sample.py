@@ -67,6 +67,7 @@ def test_made_once_and_made_anew_for_other_settings(tmp_path, caplog):
     assert not caplog.records
     assert ensure_sample(config(path, rows=1000))
     assert "made anew" in caplog.text
+    assert "Runs trained on the old one cannot be evaluated on it" in caplog.text
     assert sum(load_schema(path).splits.values()) == 1000
     assert prepare(config(path, rows=1000))["made"] is False
 

@@ -98,6 +98,10 @@ def test_mistakes_of_other_formats(tmp_path: Path) -> None:
         written(tmp_path, "a.csv", "name,rows,dim\na,5,8\nb,x,8\n")
     with pytest.raises(ConfigError, match=r"a.csv, line 2: more cells than the first line has names"):
         written(tmp_path, "a.csv", "name,rows,dim,pooling\na,5,8,1,10\n")
+    with pytest.raises(
+        ConfigError, match=r"a.csv, line 1: its cells are separated by ';', expected commas, as in name"
+    ):
+        written(tmp_path, "a.csv", "name;rows;dim\na;5;8\n")
     with pytest.raises(ConfigError, match=r"a.csv, line 1: column 'rows' is there twice"):
         written(tmp_path, "a.csv", "name,rows,dim, rows\na,5,8,6\n")
     with pytest.raises(ConfigError, match=r"a.csv, line \d: is not CSV \(field larger"):

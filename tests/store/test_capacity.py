@@ -141,6 +141,8 @@ def test_prediction_of_array_and_hash():
     assert str(array) == "a worker's cache takes 4.4 MiB (4.2 MiB of it the index), an owner's rows 42.0 MiB"
     waits = predicted_memory(*arguments, index="array", residue=1 << 21)
     assert "(4.2 MiB of it the index) and what comms.rows=dct holds back up to 2.0 MiB, an owner's" in str(waits)
+    none_kept = predicted_memory(*arguments, index="array", keeps=False)
+    assert str(none_kept).startswith("a worker's rows of the batches in flight take 4.4 MiB (4.2 MiB of it the index),")
     hashed = predicted_memory(*arguments, index="hash")
     assert (hashed.cache, hashed.index, hashed.rows_at_start) == (210_000, 0, 0)
     assert hashed.rows_at_most == 5 * 10**5 * 136 + 10**5 * 96

@@ -54,6 +54,13 @@ def test_a_run_ends_with_the_staleness_observed(bound, kept, words):
     assert line.endswith(words or "from the cache")
 
 
+def test_a_run_without_a_cache_says_nothing_of_its_hits():
+    cache = {"hit_rate": 0.0, "capacity_rows": 0}
+    numbers = {"steps": 1, "examples": 2, "examples_per_s": 3.0, "bytes": {"total": 4}, "staleness": None}
+    assert summary.in_words({**numbers, "cache": cache}).endswith("MB sent")
+    assert "0% of row reads" in summary.in_words({**numbers, "cache": {**cache, "capacity_rows": 5}})
+
+
 def test_without_a_bound_it_is_said_whose_updates_were_counted():
     cache = {"hit_rate": 0.5, "capacity_rows": 5}
     numbers = {"steps": 1, "examples": 2, "examples_per_s": 3.0, "bytes": {"total": 4}, "cache": cache}
