@@ -77,7 +77,7 @@ def _trainer(
     data, traffic = _fingerprint(cfg, schema, ranks, SPLITS), Traffic()
     engine, plan, resumed = _at_start(cfg, ranks, device, schema, claim.start, data, traffic)
     reader = train_reader(cfg, ranks, None if resumed is None else resumed.reader)
-    if resumed is not None and claim.must_train:
+    if resumed is not None and claim.ended:
         resume.check_left(cfg.train, resumed.step, reader.steps_left, cfg.name)
     accord, stop = _accord(engine, reader, ranks)
     total = _total_steps(cfg, reader, 0 if resumed is None else resumed.step)

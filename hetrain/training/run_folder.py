@@ -1,7 +1,6 @@
 """The folder of a run: who may write into it, what it resumes from, which checkpoint its numbers describe."""
 
 import json
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,7 +34,7 @@ class Claim:
 
     folder: Path
     start: Path | None  # the checkpoint to start from
-    must_train: bool  # `start` is of a run that has ended, or is longer than this one: there must be something left
+    ended: bool  # `start` is of a run that has ended: going on must train something
 
 
 def claim(cfg: RunConfig) -> tuple[Claim, RunLock]:
@@ -55,17 +54,12 @@ def claim(cfg: RunConfig) -> tuple[Claim, RunLock]:
         raise ConfigError(f"{folder} cannot be made ({e.strerror}). Set `runs` to a folder you can write to.") from e
     try:
         own = _take_up(cfg, folder)
-        must_train = own is None or _is_finished(read_summary(folder)) or _is_shorter(cfg, folder)
     except BaseException:
         lock.release()
         raise
-    return Claim(folder, given if own is None else own, must_train), lock
-
-
-def _is_shorter(cfg: RunConfig, folder: Path) -> bool:
-    """Whether a run is to end earlier than the one in its folder. One that died at its very end still has to go on."""
-    old, new = read_saved(folder / CONFIG).train, cfg.train
-    return new.epochs < old.epochs or (new.max_steps or math.inf) < (old.max_steps or math.inf)
+    if own is None:
+        return Claim(folder, given, ended=True), lock
+    return Claim(folder, own, ended=_is_finished(read_summary(folder))), lock
 
 
 def _take_up(cfg: RunConfig, folder: Path) -> Path | None:

@@ -145,18 +145,6 @@ def test_nothing_left_to_train_is_an_error(cfg_of):
         train(0, 1, cfg_of(name="other", checkpoint__resume=str(folder_of(cfg))))
 
 
-def test_an_interrupted_run_does_not_end_before_it_got(cfg_of):
-    cfg = cfg_of(train__max_steps=22)  # the second epoch's second step
-    train(0, 1, cfg)
-    file = folder_of(cfg) / "summary.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "interrupted": True}))
-    with pytest.raises(ConfigError, match=r"train\.max_steps=21: .*already at step 22"):
-        small_run.make(cfg_of(train__max_steps=21))
-    with pytest.raises(ConfigError, match=r"train\.epochs=1: .*already at step 22"):
-        small_run.make(cfg_of(train__max_steps=None, train__epochs=1))
-    assert train(0, 1, cfg)[0]["steps"] == 22  # which has yet to be said
-
-
 def test_what_is_not_as_it_was_is_said(cfg_of, capsys):
     first = cfg_of()
     train(0, 1, first)
