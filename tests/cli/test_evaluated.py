@@ -99,16 +99,26 @@ def test_stats_reads_data_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert "path: there" in capsys.readouterr().out
 
 
+# As from a shell: a process that was started with SIGINT ignored, as by pytest's workers, would ignore it too.
+FROM_A_SHELL = """import signal, sys
+from hetrain.cli.command import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main(sys.argv[1:])"""
+
+
 def test_an_interrupted_command_says_so(tmp_path: Path) -> None:
     """The search asked for would take hours; it is interrupted once its first line is there."""
     words = ["plan", "+experiment=merlin_large", "cluster=dgx_a100", "planner=hierarchical", "planner.effort=1000"]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen([sys.executable, "-u", "-m", "hetrain", *words], cwd=tmp_path, stdout=pipe, stderr=pipe)
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith(b"tables")
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[1] == b"hetrain: interrupted\n"
-    assert process.returncode == 130
+    command, pipe = [sys.executable, "-u", "-c", FROM_A_SHELL, *words], subprocess.PIPE
+    with subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith(b"tables")
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=60)[1] == b"hetrain: interrupted\n"
+            assert process.returncode == 130
+        finally:
+            process.kill()
 
 
 def test_calibration_measures_the_machine_it_runs_on() -> None:
