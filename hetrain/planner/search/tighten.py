@@ -35,12 +35,14 @@ class Mixture:
 def tightened(menu: Menu, bound: Bound, slowest: float, work: int) -> tuple[Bound, list[Mixture]]:
     """A larger bound, if one below `slowest` ms is found, and mixtures of cuts that fit a little above it.
 
-    `work` limits the rows of linear programs; part of it goes to the mixtures.
+    slowest: ms of the slowest rank of the best plan known. work: rows of linear programs, at most, roughly; part of it
+    goes to the mixtures.
     """
     if len(menu.cuts) > MANY:
         return bound, []
-    memory = any(Packing(with_strips(menu)).prices(bound.ms))
-    packing = _relaxed(menu, memory)
+    all_ways = with_strips(menu)
+    memory = any(Packing(all_ways).prices(bound.ms))
+    packing = _relaxed(all_ways, memory)
     ways = ways_of(packing.menu, memory)
     limits = (float(menu.cluster.hbm_bytes), float(menu.cluster.ddr_bytes))
     whole = WholeTables(ways, menu.copies, limits, menu.cluster.world_size)
@@ -55,12 +57,11 @@ def tightened(menu: Menu, bound: Bound, slowest: float, work: int) -> tuple[Boun
 
 
 def _relaxed(menu: Menu, memory: bool) -> Packing:
-    """The packing problem, held to memory or not: where that has no price, ways that only save it are left out.
+    """The packing problem of a menu with strips, held to the memory of the mean rank or not.
 
-    Ways are left out that are nowhere better than others. What refutes a plan must refute the one that takes those
-    others in their place, too: either both are held to the memory of the mean rank, or none is.
+    Ways are left out that are nowhere better than others; without memory, those that only save it, too. What refutes a
+    plan must refute the one that takes those others in their place: either both are held to memory, or none is.
     """
-    menu = with_strips(menu)
     fitting = replace(menu, there=menu.there & (menu.chunk <= 1), chunk=np.zeros_like(menu.chunk))
     return Packing(fitting if memory else replace(fitting, hbm=np.zeros_like(menu.hbm), ddr=np.zeros_like(menu.ddr)))
 

@@ -26,7 +26,7 @@ NODE_WORK = 3  # rows of linear programs that a node of branch and bound takes, 
 
 @dataclass
 class _Question:
-    """Parts on the grid of one question, what was learnt of them so far, and the work it took."""
+    """Parts on the grid of one question in milliseconds, and what was learnt of them so far."""
 
     slowest: float
     low: float
